@@ -1,0 +1,78 @@
+"""What the commands need of git: that it is there, and the first commit of a new project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from ._errors import ScaffoldError
+
+MINIMUM = (2, 31)  # GIT_CONFIG_COUNT, by which the template's URL is redirected, is in git since 2.31
+
+# Set inside git hooks, among others; git would work on that repository instead of ours.
+LOCAL_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+
+
+def run_git(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run git in `cwd` and return what came of it, whatever its exit code."""
+    environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
+    return subprocess.run(
+        ["git", *args], cwd=cwd, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
+
+
+def git(*args: str, cwd: Path) -> str:
+    """Run git in `cwd` and return its output. Raises ScaffoldError with git's own message if it fails."""
+    done = run_git(*args, cwd=cwd)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        command = next(arg for arg in args if not arg.startswith("-") and "=" not in arg)
+        raise ScaffoldError(f"git {command} failed: {said[0]}", f"It ran in {cwd}.")
+    return done.stdout
+
+
+def require_git() -> None:
+    """Raise ScaffoldError unless a git is installed that is new enough."""
+    if shutil.which("git") is None:
+        raise ScaffoldError(
+            "git is not installed (or not on PATH)",
+            "Install git: the project records the template's commit, without which it could never be updated.",
+        )
+    text = run_git("--version", cwd=Path("/")).stdout
+    found = re.search(r"(\d+)\.(\d+)", text)
+    if found is None or (int(found[1]), int(found[2])) < MINIMUM:
+        raise ScaffoldError(
+            f"git {'.'.join(map(str, MINIMUM))} or newer is needed, found: {text.strip() or 'no version'}",
+            "Install a newer git, or load one (on clusters often `module load git`).",
+        )
+
+
+def enclosing_work_tree(path: Path) -> Path | None:
+    """Return the root of the git work tree that would track files in `path`, or None. `path` need not exist.
+
+    A tree that ignores `path` does not track it, so it does not count.
+    """
+    parent = next(p for p in (path, *path.parents) if p.is_dir())
+    root = run_git("rev-parse", "--show-toplevel", cwd=parent)
+    if root.returncode or run_git("check-ignore", "--quiet", str(path), cwd=parent).returncode == 0:
+        return None
+    return Path(root.stdout.rstrip("\n"))
+
+
+def first_commit(project: Path, message: str) -> None:
+    """Make `project` a git repository whose branch `main` holds everything in it.
+
+    Hooks and signing are the user's, meant for the user's commits: neither takes part here. Files that only the
+    user's global ignore list matches are committed too; `copier update` would lose edits in them otherwise.
+    """
+    git("init", "--quiet", cwd=project)
+    git("symbolic-ref", "HEAD", "refs/heads/main", cwd=project)
+    identity: list[str] = []
+    if any(run_git("var", f"GIT_{role}_IDENT", cwd=project).returncode for role in ("AUTHOR", "COMMITTER")):
+        identity = ["-c", "user.name=ddp-scaffold", "-c", "user.email=ddp-scaffold@localhost"]
+    git("-c", f"core.excludesFile={os.devnull}", "add", "--all", cwd=project)
+    quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "commit.gpgSign=false"]
+    git(*quiet, *identity, "commit", "--quiet", "--no-verify", "--message", message, cwd=project)

@@ -1,0 +1,153 @@
+"""The questions of `copier.yml`, and the answers given on the command line or in a file.
+
+Copier takes unknown keys in silence and computed ones as overrides, so both are refused here, by name. Values are
+text until their question's type is known: an answers file is read without YAML's guesses, under which
+`walltime: 12:00:00` would be the number 43200.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._errors import UsageError, show
+
+RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
+
+
+@dataclass(frozen=True)
+class Question:
+    """One entry of copier.yml."""
+
+    name: str
+    type: str
+    default: Any  # None if there is none, else a value or a Jinja template
+    choices: tuple[str, ...]  # empty if free text, or if only the template knows them
+    computed: bool  # follows from other answers and is never asked
+
+
+@dataclass(frozen=True)
+class Given:
+    """An answer as the user wrote it, and where: `--set nodes`, or `answers.yml:3`."""
+
+    text: str
+    where: str
+
+
+def load_questions(copier_yml: str) -> dict[str, Question]:
+    """Return the questions of a copier.yml in their order."""
+    import yaml
+
+    questions = {}
+    for name, entry in yaml.safe_load(copier_yml).items():
+        if name.startswith("_"):
+            continue
+        details = entry if isinstance(entry, dict) else {"default": entry}
+        choices = details.get("choices") or ()
+        if isinstance(choices, dict):
+            choices = choices.values()
+        questions[name] = Question(
+            name=name,
+            type=details.get("type", "str"),
+            default=details.get("default"),
+            choices=() if isinstance(choices, str) else tuple(str(choice) for choice in choices),
+            computed=details.get("when") is False,
+        )
+    return questions
+
+
+def from_options(preset: str | None, model: str | None, pairs: Iterable[str]) -> dict[str, Given]:
+    """Return what --preset, --model and --set say. Raises UsageError for a malformed or repeated one."""
+    given = {}
+    if preset is not None:
+        given["preset"] = Given(preset, "--preset")
+    if model is not None:
+        given["model"] = Given(model, "--model")
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {show(pair)} is not KEY=VALUE", "Write it as --set nodes=4.")
+        if name in given:
+            raise UsageError(f"{show(name)} is given twice", f"Keep one of {given[name].where} and --set {name}.")
+        given[name] = Given(text, f"--set {name}")
+    return given
+
+
+def from_file(path: Path) -> dict[str, Given]:
+    """Return the answers in a YAML mapping of plain values. Raises UsageError that names the file and the line."""
+    import yaml
+
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{path}: cannot be read: {reason}", "Give --answers a YAML file.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise UsageError(f"{where}: not valid YAML: {problem}", "Write one `key: value` a line.") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{path}: is not a mapping of keys to values", "Write one `key: value` a line.")
+    given: dict[str, Given] = {}
+    for key, value in root.value:
+        where = f"{path}:{key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
+            raise UsageError(f"{where}: {show(key.value)} must have one plain value", "Write it as `key: value`.")
+        if key.value in given:
+            raise UsageError(f"{where}: {show(key.value)} is given twice", "Keep one of them.")
+        if key.value not in RECORDED_BY_COPIER:
+            null = value.style is None and value.value in ("~", "null")
+            given[key.value] = Given("" if null else value.value, where)
+    return given
+
+
+def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict[str, str | int]:
+    """Return the given answers in the types of their questions.
+
+    Raises UsageError for a key that no question has or that is computed, and for a value of another type or outside
+    the choices. What a value may be beyond that is up to the validators of copier.yml.
+    """
+    open_names = [question.name for question in questions.values() if not question.computed]
+    return {name: _check_one(name, answer, questions.get(name), open_names) for name, answer in given.items()}
+
+
+def _check_one(name: str, answer: Given, question: Question | None, open_names: list[str]) -> str | int:
+    keys = f"Keys that can be set: {', '.join(open_names)}."
+    if question is None:
+        raise UsageError(f"{answer.where}: there is no question {show(name)}", _closest(name, open_names) + keys)
+    if question.computed:
+        raise UsageError(f"{answer.where}: {show(name)} follows from other answers and cannot be set", keys)
+    if question.choices and answer.text not in question.choices:
+        raise UsageError(
+            f"{answer.where}: {show(answer.text)} is none of {', '.join(question.choices)}",
+            _closest(answer.text, question.choices) or f"Choose one of {', '.join(question.choices)}.",
+        )
+    if question.type == "int":
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", answer.text):
+            raise UsageError(f"{answer.where}: {show(answer.text)} is not a whole number", f"Write it as {name}=4.")
+        return int(answer.text)
+    return answer.text
+
+
+def _closest(text: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(text, known, n=1)
+    return f"Did you mean {close[0]}? " if close else ""
+
+
+def is_default(question: Question, answers: Mapping[str, Any]) -> bool:
+    """Tell whether an answer is what the template itself would answer, given all others (`answers`)."""
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    default = question.default
+    if isinstance(default, str):
+        try:
+            default = SandboxedEnvironment(undefined=StrictUndefined).from_string(default).render(answers)
+        except TemplateError:  # a filter that only copier has: then the answer is spelled out, which is never wrong
+            return False
+    return default is not None and str(default) == str(answers[question.name])

@@ -1,0 +1,116 @@
+"""What follows from the answers: for people before anything is written, and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._errors import ScaffoldError
+from .questions import Question, is_default
+from .render import Rendered
+
+ANSWERS_FILE = ".copier-answers.yml"
+
+# The order that the clocks must keep, and the answer that holds each, in seconds.
+CLOCKS = {
+    "loader": "loader_timeout_s",
+    "stall": "stall_limit_s",
+    "collective": "collective_timeout_s",
+    "guard": "guard_deadline_s",
+}
+
+
+def describe(
+    dest: str, destination: Path, staged: Path, files: Sequence[str], rendered: Rendered, command: str
+) -> dict[str, Any]:
+    """Return the object that `new --json` prints; see `commands/new.py`. `dest` is the destination as it was typed.
+
+    Raises ScaffoldError if the rendered project does not record where it came from.
+    """
+    import yaml
+
+    recorded = yaml.safe_load((staged / ANSWERS_FILE).read_text("utf-8")) if ANSWERS_FILE in files else {}
+    if "_commit" not in recorded:
+        raise ScaffoldError(
+            f"the template records no commit in {ANSWERS_FILE}",
+            "Its projects could never be updated; the template must be in git and hold that file.",
+        )
+    facts = rendered.facts
+    scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch"))]
+    return {
+        "version": 1,
+        "destination": str(destination),
+        "answers": rendered.answers,
+        "command": command,
+        "files": list(files),
+        "next": [f"cd {shlex.quote(dest)}", "python -m pip install -e .", _start(scripts, rendered.answers)],
+        "template": {"source": recorded["_src_path"], "commit": recorded["_commit"]},
+        "follows": {
+            "package": facts.get("package"),
+            "tracker": facts.get("tracker"),
+            "world_size": _world_size(rendered.answers),
+            "max_restarts": facts.get("max_restarts"),
+            "clocks_s": {clock: facts.get(name) for clock, name in CLOCKS.items()},
+            "scripts": scripts,
+        },
+    }
+
+
+def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return labelled lines for the object of `describe`."""
+    follows, answers, files = result["follows"], result["answers"], result["files"]
+    world = follows["world_size"] or "counted at the start: one a GPU, or 2 without GPUs"
+    if "nodes" in answers:
+        world = f"{world} ({answers['nodes']} nodes x {answers['gpus_per_node']} GPUs)"
+    metrics = "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
+    folders = Counter(name.partition("/")[0] if "/" in name else "top level" for name in files)
+    return [
+        ("package", f"src/{follows['package']}"),
+        ("processes", str(world)),
+        ("clocks", " < ".join(f"{clock} {seconds} s" for clock, seconds in follows["clocks_s"].items())),
+        ("restarts", f"at most {follows['max_restarts']}, from the last checkpoint"),
+        ("metrics", metrics),
+        ("scripts", ", ".join(follows["scripts"]) or "none"),
+        ("files", f"{len(files)}: " + ", ".join(f"{folder} {count}" for folder, count in folders.items())),
+        ("template", f"{result['template']['source']} at {result['template']['commit']}"),
+    ]
+
+
+def equivalent_command(
+    dest: str, default_name: str, template: str | None, questions: Mapping[str, Question], rendered: Rendered
+) -> str:
+    """Return the command that gives the same project without questions, quoted for a shell.
+
+    It spells out what differs from the template's defaults, and what the user's copier settings preset, which others
+    do not have. `default_name` is the project's name if no other is given.
+    """
+    from copier import load_settings
+
+    preset_by_user = load_settings().defaults
+    words = ["ddp-scaffold", "new", dest, "-y"]
+    for name, value in rendered.answers.items():
+        if name == "project_name" and value == default_name:
+            continue
+        if name not in preset_by_user and is_default(questions[name], rendered.facts):
+            continue
+        words += [f"--{name}", str(value)] if name in ("preset", "model") else ["--set", f"{name}={value}"]
+    if template is not None:
+        words += ["--template", template]
+    return shlex.join(words)
+
+
+def _world_size(answers: Mapping[str, Any]) -> int | None:
+    """Return the number of processes, or None if they are counted when training starts."""
+    if "nodes" in answers:
+        return int(answers["nodes"]) * int(answers["gpus_per_node"])
+    return int(answers["nproc"]) if str(answers.get("nproc")).isdecimal() else None
+
+
+def _start(scripts: Sequence[str], answers: Mapping[str, Any]) -> str:
+    batch = next((name for name in scripts if name.endswith(".sbatch")), None)
+    if batch is not None:
+        return f"sbatch {batch}"
+    return f"bash {scripts[0]}" if scripts else f"python -m {answers.get('package')}.train"

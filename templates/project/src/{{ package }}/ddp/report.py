@@ -1,0 +1,107 @@
+"""report.md of a run, made from the files of its directory only: `python -m <package>.ddp.report runs/<id>` makes it again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import outcome
+from .chart import line_chart
+
+log = logging.getLogger("ddp")
+MARKS = {"done": "✔ done", "stopped": "■ stopped, to be continued", "stalled": "✘ stalled", "failed": "✘ failed", "config": "✘ wrong configuration"}
+
+
+def write(run_dir: Path) -> None:
+    """Write report.md and loss.svg. A problem here is a warning: the run's end must not depend on its report."""
+    try:
+        metrics = _read_lines(run_dir / "metrics.jsonl")
+        (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
+        (run_dir / "report.md").write_text("\n\n".join(_sections(run_dir, metrics)) + "\n")
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("report.md not written: %s: %s", type(error).__name__, error)
+
+
+def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
+    events = outcome.attempts(run_dir)
+    last = next((event for event in reversed(events) if event["event"] == "end"), {})
+    parts = [f"# Run {run_dir.name}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
+    if last.get("reason") and last["outcome"] != "done":
+        parts.append(f"**{last['kind']}**: {last['reason']}" + (f"\n\nWhat to do: {last['advice']}." if last["advice"] else ""))
+    parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
+    parts.append("## Attempts\n\n" + _table(["attempt", "ranks", "began", "took", "outcome", "why"], _attempt_rows(events)))
+    if metrics:
+        values: dict[str, Any] = {}
+        for row in metrics:
+            values.update({name: (value, row["step"]) for name, value in row.items() if name != "step"})
+        rows = [[name, "not finite" if value is None else f"{value:.5g}", str(step)] for name, (value, step) in sorted(values.items())]
+        parts.append("## Metrics\n\n![loss over steps](loss.svg)\n\n" + _table(["metric", "last value", "at step"], rows))
+    pictures = sorted((run_dir / "samples").glob("*.png"))
+    if pictures:
+        parts.append(f"## Samples\n\n![newest samples](samples/{pictures[-1].name})\n\n{pictures[-1].stem}, {len(pictures)} pictures in samples/")
+    states = [json.loads(path.read_text()) for path in (run_dir / "heartbeats").glob("rank*.json")]
+    if states:
+        parts.append("## Ranks\n\nSeconds spent in each phase, since the start of the last attempt.\n\n" + _rank_table(states))
+    settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
+    parts.append(f"<details><summary>Effective settings, and who set each</summary>\n\n```\n{settings}```\n\n</details>")
+    return parts
+
+
+def _attempt_rows(events: list[dict[str, Any]]) -> list[list[str]]:
+    """One row a start; an end belongs to the start before it, and a start without one was killed."""
+    rows = []
+    for event, following in zip(events, [*events[1:], {}], strict=True):
+        if event["event"] != "start":
+            continue
+        ended = following if following.get("event") == "end" else {}
+        took = f"{ended['time'] - event['time']:.0f} s" if ended else "?"
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        why = str(ended.get("reason", "left no outcome: killed from outside")).splitlines()[0]
+        rows.append([str(event["attempt"]), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
+    return rows
+
+
+def _rank_table(states: list[dict[str, Any]]) -> str:
+    names = sorted({name for state in states for name in state["phase_s"]})
+    rows = [
+        [str(state["rank"]), state["host"], str(state["step"]), state["phase"]]
+        + [f"{state['phase_s'].get(name, 0.0):.1f}" for name in names]
+        for state in sorted(states, key=lambda state: int(state["rank"]))
+    ]
+    return _table(["rank", "host", "step", "last phase", *names], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines)
+
+
+def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    return {name: [(row["step"], row[name]) for row in metrics if row.get(name) is not None] for name in names}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Metrics of the steps that count: after a resume, steps made again replace those made before."""
+    rows: list[dict[str, Any]] = []
+    if not path.exists():
+        return rows
+    for text in path.read_text().splitlines():
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError:  # a kill in the middle of a line
+            continue
+        while rows and (rows[-1]["step"] > row["step"] or (rows[-1]["step"] == row["step"] and rows[-1].keys() == row.keys())):
+            rows.pop()
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(Path(name))
+        print(Path(name) / "report.md")

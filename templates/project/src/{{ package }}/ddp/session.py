@@ -1,0 +1,222 @@
+"""One run from start to exit code: `with session(...) as run:` around the training loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from . import faults, outcome, report
+from .agree import Agreement
+from .clocks import Clocks
+from .env import Place, detect
+from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
+from .heartbeat import beat, phase, snapshot
+from .metrics import LogSettings, MetricLog
+from .monitor import Monitor
+from .preempt import PreemptSettings, StopFlags
+from .settings import RunSettings
+from .setup import Dist, rendezvous, setup_distributed, shutdown
+from .verdict import Verdict
+
+log = logging.getLogger("ddp")
+Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
+
+# What PyTorch says when a peer has gone. The rank that reads it is a victim.
+PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket closed")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a training loop needs of the plumbing."""
+
+    dist: Dist
+    dir: Path
+    flags: StopFlags
+    agreement: Agreement
+    metrics: MetricLog
+
+
+@contextmanager
+def session(run: RunSettings, clocks: Clocks, logs: LogSettings, preempt: PreemptSettings, rows: Rows = ()) -> Iterator[Session]:
+    """Join the other ranks, watch over the body, and leave with the right exit code on every rank.
+
+    The body may raise anything. StopRequested (after saving a checkpoint) ends the run with 75, ConfigError with 78; any
+    other exception is reported with rank, phase, step and stack, and ends every rank within seconds.
+    """
+    place = _place_or_exit(run)
+    _log_to_console(place)
+    try:
+        faults.parse(os.environ.get("DDP_FAULTS", ""))
+        joined = rendezvous(place, clocks)
+        directory = _run_directory(joined, run)
+    except (ConfigError, RunFailed, OSError, ValueError) as error:
+        _give_up_early(error, run, place.attempt)
+    _log_to_file(directory, place)
+    flags = StopFlags(preempt, directory / "stop")
+    flags.install()
+    if place.rank == 0:
+        _describe(directory, joined, rows)
+
+    monitor = Monitor(joined, directory, logs.heartbeat_s)
+    monitor.start()
+    verdict = Verdict(DONE, "benign", "training is done")
+    try:
+        with phase("init"):
+            joined = setup_distributed(joined, run.device)
+        log.info("%d ranks on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
+        agreement, metrics = Agreement(joined, flags), MetricLog(joined, directory, logs)
+        yield Session(joined, directory, flags, agreement, metrics)
+        with suppress(StopRequested):  # it came after the last step
+            agreement.settle()
+        with phase("shutdown"):
+            metrics.close()
+    except StopRequested as stop:
+        verdict = Verdict(STOPPED, "preempted", f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
+    except BaseException as error:
+        _fail(monitor, joined, error)
+    _leave(monitor, joined, directory, verdict)
+
+
+def _leave(monitor: Monitor, joined: Dist, directory: Path, verdict: Verdict) -> None:
+    """The orderly way out; all ranks come here together."""
+    state = snapshot(joined.rank, joined.place.host)
+    (directory / "heartbeats" / f"rank{joined.rank}.json").write_text(json.dumps(state))
+    monitor.stop()
+    shutdown(joined)
+    if joined.rank == 0:
+        outcome.write(directory, verdict, joined.place.attempt)
+        report.write(directory)
+        log.info("%s; report: %s", verdict.reason, directory / "report.md")
+    logging.shutdown()
+    if verdict.exit_code:
+        sys.exit(verdict.exit_code)
+
+
+def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
+    """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
+    if isinstance(error, RunFailed) or _peer_lost(error):
+        monitor.wait_for_verdict()
+        found = monitor.diagnose()
+        if found.kind == "rank_killed":
+            monitor.fail(found)
+    monitor.fail(_verdict_of(error, joined))
+
+
+def _peer_lost(error: BaseException) -> bool:
+    lost = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    return isinstance(error, lost) or (isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST))
+
+
+def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
+    code, kind, advice = FAILED, "rank_exception", ""
+    text = str(error)
+    if isinstance(error, ConfigError):
+        code, kind = CONFIG, "launcher_misconfig"
+    elif isinstance(error, torch.OutOfMemoryError):
+        kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
+    elif isinstance(error, Diverged):
+        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward pass"
+    elif isinstance(error, FloatingPointError):
+        kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
+    elif "DataLoader" in text:
+        kind = "dataloader_stalled" if "timed out" in text else "dataloader_worker_died"
+    elif _peer_lost(error):
+        code, kind = STALLED, "network_unreachable"
+        advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
+    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
+    first = None if kind == "network_unreachable" else [joined.rank]
+    stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
+    return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
+
+
+def _place_or_exit(run: RunSettings) -> Place:
+    try:
+        return detect()
+    except ConfigError as error:
+        _give_up_early(error, run, attempt=0)
+
+
+def _give_up_early(error: Exception, run: RunSettings, attempt: int) -> NoReturn:
+    """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
+    code = STALLED if isinstance(error, RunFailed) else CONFIG
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    if run.id:
+        kind = "rendezvous_failed" if code == STALLED else "launcher_misconfig"
+        with suppress(OSError):  # the run directory itself may be what is wrong, and the line above is out
+            (run.dir / run.id).mkdir(parents=True, exist_ok=True)
+            outcome.write(run.dir / run.id, Verdict(code, kind, str(error), phase="init", step=0), attempt)
+    os._exit(code)
+
+
+def _run_directory(joined: Dist, run: RunSettings) -> Path:
+    """Rank 0 names and makes it; the others learn the name from the store, since clocks differ."""
+    if joined.rank == 0:
+        name = run.id or time.strftime("%Y%m%d-%H%M%S")
+        outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+        joined.store.set("run_id", name)
+    directory = run.dir / joined.store.get("run_id").decode()
+    if not (directory / "logs").is_dir():
+        raise ConfigError(
+            f"{joined.who(joined.rank)} does not see {directory.resolve()}, which rank 0 has made",
+            "set run.dir to a file system that all nodes share",
+        )
+    return directory
+
+
+def _describe(directory: Path, joined: Dist, rows: Rows) -> None:
+    """Print the effective settings with who set each, and keep them in the run directory."""
+    place = joined.place
+    names = max((len(name) for name, _, _ in rows), default=0)
+    settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
+    log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    (directory / "settings.txt").write_text(settings + "\n")
+    wanted = ("DDP_", "TORCH", "NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_", "ROCR_", "SLURM_", "MASTER_", "OMP_", "FI_")
+    facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
+    facts += [f"rank {rank} host {host}" for rank, host in enumerate(joined.hosts)]
+    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(wanted))
+    (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+def _log_to_console(place: Place) -> None:
+    handler = _ConsoleHandler()
+    who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(message)s", "%H:%M:%S"))
+    handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
+    handler.addFilter(lambda record: not getattr(record, "file_only", False))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _log_to_file(directory: Path, place: Place) -> None:
+    try:
+        handler = logging.FileHandler(directory / "logs" / f"rank{place.rank}.log")
+    except OSError as error:
+        log.warning("no log file for this rank: %s", error)
+        return
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank{place.rank} %(levelname)s %(message)s"))
+    log.addHandler(handler)
+
+
+class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
+    """Prints above the progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+        self.flush()

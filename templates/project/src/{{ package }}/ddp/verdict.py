@@ -1,0 +1,94 @@
+"""From the last heartbeats of all ranks to the one that is to blame. Pure functions: no store, no clock, no process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import FAILED, OUTCOMES, STALLED
+from .heartbeat import WAITING
+
+State = Mapping[str, Any]  # what heartbeat.snapshot() returns
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run ended. `first_ranks` are those where it began, or None when that cannot be told."""
+
+    exit_code: int
+    kind: str
+    reason: str
+    first_ranks: list[int] | None = None
+    phase: str | None = None
+    step: int | None = None
+    advice: str = ""
+    stacks: dict[str, str] = field(default_factory=dict)  # rank -> Python stack of its main thread
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), **asdict(self)}
+
+
+def judge(states: Sequence[State], silent: Sequence[int]) -> Verdict:
+    """Name the ranks that others wait for.
+
+    Args:
+        states: the last heartbeat of every rank, in rank order.
+        silent: ranks whose heartbeats have stopped altogether.
+    """
+    if silent:
+        return _verdict(
+            "rank_killed", states, silent,
+            "sends no heartbeat any more: killed (SIGKILL, out of memory on the host), suspended, or stuck in C code",
+            "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory",
+        )  # fmt: skip
+    guards = [int(state["rank"]) for state in states if state["phase"].startswith("guard:")]
+    if guards:
+        return _verdict(
+            "rank0_work", states, guards, "made no progress in rank-0 work while the others waited",
+            "call progress() at each inner step if the work is merely long, or raise clocks.guard_s",
+        )  # fmt: skip
+    issued = [int(state["collectives"]) for state in states]
+    behind = [rank for rank, count in enumerate(issued) if count < max(issued)]
+    if behind:
+        return _verdict(
+            "missing_rank", states, behind, f"has not come to collective {max(issued)}, in which the others wait",
+            "its stack below shows what it does instead",
+        )  # fmt: skip
+    busy = [int(state["rank"]) for state in states if not state["phase"].startswith(WAITING)]
+    if busy and len(busy) < len(states):
+        return _verdict("missing_rank", states, busy, "does not move on, and the others wait for it", "its stack shows where it is")
+    return _verdict(
+        "unknown", states, range(len(states)), "wait, and none is behind: the network, a GPU, or a lock that all of them hold",
+        "compare the stacks of all ranks in stacks/", tell_ranks=False,
+    )  # fmt: skip
+
+
+def _verdict(kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str, tell_ranks: bool = True) -> Verdict:
+    first = states[ranks[0]]
+    names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks) if tell_ranks else "all ranks"
+    note = f", at {first['note']!r}" if first["note"] else ""
+    return Verdict(
+        STALLED, kind,
+        f"{names} {what}; phase {first['phase']}, step {first['step']}{note}, idle for {first['age_s']:.0f} s",
+        list(ranks) if tell_ranks else None, first["phase"], first["step"], advice,
+    )  # fmt: skip
+
+
+def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 2.0) -> list[str]:
+    """Lines about ranks that spent `factor` times the median in a phase between two rounds of heartbeats.
+
+    Phases in which a rank waits for others are left out: there the innocent ranks are the slow ones.
+    """
+    lines = []
+    names = {name for state in after for name in state["phase_s"] if not name.startswith(WAITING)}
+    for name in sorted(names):
+        spent = [new["phase_s"].get(name, 0.0) - old["phase_s"].get(name, 0.0) for old, new in zip(before, after, strict=True)]
+        usual = statistics.median(spent)
+        lines += [
+            f"straggler: rank {state['rank']} ({state['host']}) spent {seconds:.1f} s in {name}, the median is {usual:.1f} s"
+            for state, seconds in zip(after, spent, strict=True)
+            if seconds > factor * usual and seconds > 1.0 and len(after) > 2
+        ]
+    return lines

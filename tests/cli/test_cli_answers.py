@@ -1,0 +1,169 @@
+"""Answers are hostile: every wrong key, value or name is refused by name, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+from cli_helpers import refused
+
+LONG = "a" * 300
+BAD_NAMES = {
+    "parent": "../x",
+    "keyword": "class",
+    "space": "a b",
+    "jinja": "{{7*7}}",
+    "shell": 'x"; rm -rf ~',
+    "newline": "x\ny",
+    "trailing newline": "x\n",
+    "long": LONG,
+    "unicode": "naïve",
+    "unicode digits": "x\u0663",
+    "upper case": "Demo",
+    "leading digit": "3d",
+    "leading hyphen": "-x",
+    "stdlib": "json",
+    "torch": "torch",
+    "imported": "pydantic",
+    "own": "ddp",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
+@pytest.mark.parametrize("question", ["project_name", "package"])
+def test_bad_name_by_set(cli, work, question, name):
+    refused(cli("new", "demo", "-y", "--set", f"{question}={name}"), work, 2, f"--set {question}: ")
+
+
+# `../x` is a fine destination (its name is x), and `-x` is an option.
+@pytest.mark.parametrize(
+    "name", [name for key, name in BAD_NAMES.items() if key not in ("parent", "leading hyphen", "empty", "long")]
+)
+def test_bad_name_by_destination(cli, work, name):
+    refused(cli("new", name, "-y"), work, 2, "DEST: the project name", "Pass --set project_name=")
+
+
+@pytest.mark.parametrize(("name", "code"), [("", 2), (LONG, 1), ("a" * 61, 2), ("a\0b", 1), (f"{LONG}/x", 1)])
+def test_impossible_destination(cli, work, name, code):
+    refused(cli("new", name, "-y"), work, code)
+
+
+@pytest.mark.parametrize("question", ["project_name", "package"])
+def test_bad_name_by_answers_file(cli, work, tmp_path, question):
+    file = tmp_path / "answers.yml"
+    file.write_text(f"preset: local\n{question}: class\n")
+    refused(cli("new", "demo", "-y", "--answers", str(file)), work, 2, f"{file}:2", "'class' is a Python keyword")
+
+
+def test_hint_offers_a_valid_name(cli, work):
+    refused(cli("new", "My Model", "-y"), work, 2, "for example --set project_name=my-model")
+
+
+def test_bad_destination_name_is_fine_with_a_project_name(cli, work):
+    result = cli("new", "My Model", "-y", "--set", "project_name=my-model")
+    assert result.exit_code == 0, result.output
+    assert (work / "My Model" / "src" / "my_model").is_dir()
+
+
+WRONG = {
+    "unknown key": ("nodse=2", "there is no question 'nodse'", "Did you mean nodes?"),
+    "computed key": ("guard_deadline_s=5", "'guard_deadline_s' follows from other answers", "Keys that can be set"),
+    "hidden data": ("preset_data={}", "'preset_data' follows from other answers", "Keys that can be set"),
+    "copier setting": ("_src_path=/tmp", "there is no question '_src_path'", "Keys that can be set"),
+    "not asked": ("nodes=2", "'nodes' is not asked with preset local", "nproc"),
+    "choice": ("tracker=tensorbord", "'tensorbord' is none of tensorboard, wandb, none", "Did you mean tensorboard?"),
+    "type": ("max_restarts=abc", "'abc' is not a whole number", "max_restarts=4"),
+    "float": ("max_restarts=1.5", "'1.5' is not a whole number", "max_restarts=4"),
+    "empty number": ("max_restarts=", "'' is not a whole number", "max_restarts=4"),
+    "range": ("collective_timeout_s=5", "'5' must be from 20 to 7200 seconds", "collective_timeout_s"),
+    "huge": (f"max_restarts={'9' * 5000}", "is not a whole number", "(5000 characters)"),
+    "no value": ("nproc", "'nproc' is not KEY=VALUE", "--set nodes=4"),
+    "no key": ("=4", "'=4' is not KEY=VALUE", "--set nodes=4"),
+}
+
+
+@pytest.mark.parametrize(("pair", "message", "hint"), WRONG.values(), ids=WRONG)
+def test_wrong_set(cli, work, pair, message, hint):
+    refused(cli("new", "demo", "-y", "--set", pair), work, 2, message, hint, "--set")
+
+
+SLURM_INJECTIONS = [
+    "partition=$(id)",
+    "partition=a\n#SBATCH --wrap=id",
+    "account=a;id",
+    "account=`id`",
+    "modules=cuda; rm -rf ~",
+    "modules=-rf",
+    "walltime=soon",
+    "walltime=04:00:00\nexit",
+]
+
+
+@pytest.mark.parametrize("pair", SLURM_INJECTIONS)
+def test_injection_into_scripts(cli, work, pair):
+    refused(
+        cli("new", "demo", "-y", "--preset", "generic-slurm", "--set", pair), work, 2, f"--set {pair.split('=')[0]}"
+    )
+
+
+def test_key_not_asked_with_slurm(cli, work):
+    result = cli("new", "demo", "-y", "--preset", "generic-slurm", "--set", "nproc=2")
+    refused(result, work, 2, "'nproc' is not asked with preset generic-slurm")
+
+
+@pytest.mark.parametrize("option", ["--preset", "--model"])
+def test_wrong_choice_by_option(cli, work, option):
+    refused(cli("new", "demo", "-y", option, "nope"), work, 2, f"{option}: 'nope' is none of")
+
+
+def test_key_given_twice(cli, work):
+    refused(cli("new", "demo", "-y", "--preset", "local", "--set", "preset=local"), work, 2, "'preset' is given twice")
+
+
+BROKEN_FILES = {
+    "unknown key": ("preset: local\nnodse: 2\n", ":2: there is no question 'nodse'"),
+    "computed key": ("stall_limit_s: 2\n", ":1: 'stall_limit_s' follows from other answers"),
+    "not asked": ("nodes: 2\n", ":1: 'nodes' is not asked with preset local"),
+    "type": ("max_restarts: many\n", ":1: 'many' is not a whole number"),
+    "nested": ("nproc:\n  - 2\n", ":1: 'nproc' must have one plain value"),
+    "list": ("- nproc\n", "is not a mapping"),
+    "scalar": ("nproc\n", "is not a mapping"),
+    "empty": ("", "is not a mapping"),
+    "twice": ("nproc: 2\nnproc: 4\n", ":2: 'nproc' is given twice"),
+    "syntax": ("nproc: [2\n", "not valid YAML"),
+    "tag": ("nproc: !!python/object/apply:os.system [id]\n", ":1: 'nproc' must have one plain value"),
+    "control": ("nproc: \x07\n", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN_FILES.values(), ids=BROKEN_FILES)
+def test_broken_answers_file(cli, work, tmp_path, text, message):
+    file = tmp_path / "answers.yml"
+    file.write_text(text)
+    refused(cli("new", "demo", "-y", "--answers", str(file)), work, 2, str(file), message)
+
+
+def test_answers_file_that_cannot_be_read(cli, work, tmp_path):
+    refused(cli("new", "demo", "-y", "--answers", "absent.yml"), work, 2, "absent.yml: cannot be read: No such file")
+    refused(cli("new", "demo", "-y", "--answers", str(tmp_path)), work, 2, "cannot be read")
+    binary = tmp_path / "answers.yml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    refused(cli("new", "demo", "-y", "--answers", str(binary)), work, 2, "not UTF-8 text")
+
+
+def test_answers_file_is_read_without_yaml_guesses(cli, work, tmp_path):
+    """YAML 1.1 would make 43200 of the time limit, and False of the partition."""
+    file = tmp_path / "answers.yml"
+    file.write_text("preset: generic-slurm\nwalltime: 12:00:00\npartition: no\naccount: null\n")
+    result = cli("new", "demo", "--json", "--answers", str(file), "--set", "nodes=3")
+    assert result.exit_code == 0, result.output
+    assert '"walltime": "12:00:00"' in result.stdout
+    assert '"partition": "no"' in result.stdout
+    assert '"account": ""' in result.stdout
+    assert '"nodes": 3' in result.stdout
+
+
+def test_recorded_answers_of_a_project_serve_as_answers_file(cli, work):
+    assert cli("new", "one", "-y", "--set", "max_restarts=7").exit_code == 0
+    result = cli("new", "two", "-y", "--answers", "one/.copier-answers.yml", "--set", "project_name=two", "--json")
+    assert result.exit_code == 0, result.output
+    assert '"max_restarts": 7' in result.stdout

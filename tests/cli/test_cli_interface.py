@@ -1,0 +1,99 @@
+"""The interface itself: options, help, exit codes, and what `--help` may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from cli_helpers import SCAFFOLD
+from ddp_scaffold import __version__
+from ddp_scaffold.cli import app
+
+# A change here is a change of the public interface: it belongs into the changelog.
+OPTIONS = {
+    "": {"--version", "--debug"},
+    "new": {
+        "DEST",
+        "--preset",
+        "--model",
+        "--set",
+        "--answers",
+        "--yes",
+        "-y",
+        "--dry-run",
+        "--json",
+        "--template",
+    },
+}
+
+
+def test_option_set_is_frozen():
+    root = typer.main.get_command(app)
+    assert {"new", "presets"} == set(root.commands)
+    found = {name: command for name, command in {"": root, **root.commands}.items() if name in OPTIONS}
+    for name, command in found.items():
+        options = set()
+        for parameter in command.params:
+            options |= set(parameter.opts) if parameter.param_type_name == "option" else {parameter.metavar}
+        assert options == OPTIONS[name], name
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_documents_exit_codes_and_commands(cli, flag):
+    result = cli(flag)
+    assert result.exit_code == 0
+    assert "Exit codes: 0 done; 1 error; 2 wrong usage or answer; 130" in result.stdout
+    assert "new" in result.stdout
+
+
+def test_help_of_new_names_every_option(cli):
+    text = cli("new", "--help").stdout
+    for option in OPTIONS["new"]:
+        assert option in text
+    assert "Exit codes: 0 done; 1 error or declined; 2" in text
+    assert "ddp-scaffold new denoiser -y --preset generic-slurm" in text
+
+
+def test_no_arguments_show_help(cli):
+    assert "Usage: ddp-scaffold" in cli().output
+
+
+def test_version(cli):
+    assert cli("--version").stdout == f"ddp-scaffold {__version__}\n"
+
+
+def test_module_runs():
+    done = subprocess.run([*SCAFFOLD, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"ddp-scaffold {__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    """It takes a tenth of a second only because these stay out; benchmarks/cli.py measures it."""
+    code = (
+        "import sys\nfrom ddp_scaffold.cli import app\n"
+        "try:\n    app(['new', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'copier', 'questionary', 'yaml', 'rich', 'jinja2', 'plumbum', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("args", [["new"], ["new", "x", "--nope"], ["nope"], ["new", "x", "--set"]])
+def test_wrong_usage_is_exit_code_2(cli, work, args):
+    result = cli(*args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert list(work.iterdir()) == []
+
+
+def test_unexpected_error_is_two_lines_and_debug_shows_the_traceback(cli, work, monkeypatch):
+    monkeypatch.setattr("ddp_scaffold.questions.from_options", lambda *_: 1 / 0)
+    plain = cli("new", "demo", "-y")
+    assert plain.exit_code == 1
+    assert "error: unexpected ZeroDivisionError" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    debug = cli("--debug", "new", "demo", "-y")
+    assert debug.exit_code == 1
+    assert "Traceback" in debug.stderr

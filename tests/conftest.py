@@ -1,0 +1,80 @@
+"""What all tests share: an isolated home, a throw-away git repository of the working tree, and rendering from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REAL_HOME = os.environ.get("HOME", "/")  # pip's own configuration may stand there
+
+_isolated = tempfile.TemporaryDirectory(prefix="ddp-scaffold-tests-")
+
+
+def pytest_configure() -> None:
+    """Keep the user's git, copier and editor settings out. Before collection: plumbum copies the environment once."""
+    home = Path(_isolated.name)
+    (home / ".gitconfig").write_text("[user]\n\tname = Test\n\temail = test@example.invalid\n")
+    (home / "copier-settings.yml").write_text("{}\n")
+    os.environ |= {
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "GIT_CONFIG_GLOBAL": str(home / ".gitconfig"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "COPIER_CACHE_DIR": str(home / "copier-cache"),
+        "COPIER_SETTINGS_PATH": str(home / "copier-settings.yml"),
+    }
+    for name in ("DDP_SCAFFOLD_TEMPLATE", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure() -> None:
+    _isolated.cleanup()
+
+
+def git(directory: Path, *args: str) -> str:
+    """Run git in `directory` and return its output."""
+    return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="session")
+def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A git repository with one commit, tagged with the version, of the working tree as it is now."""
+    from ddp_scaffold import __version__
+
+    repo = tmp_path_factory.mktemp("template") / "ddp-scaffold"
+    listing = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listing.split("\0")):
+        if (ROOT / name).is_file():  # listed but deleted files are not part of the working tree
+            (repo / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, repo / name)
+    git(repo, "init", "--quiet", "--initial-branch=main")
+    git(repo, "add", "--all")
+    git(repo, "commit", "--quiet", "--message", "The working tree")
+    git(repo, "tag", "--annotate", "--message", "Release", f"v{__version__}")
+    return repo
+
+
+@pytest.fixture(scope="session")
+def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """`render({"preset": ...}, name="demo")` renders a project with these answers and returns where it is.
+
+    With `unsafe=False`: a template that needed `--trust` would fail here.
+    """
+    import copier
+
+    def run(answers: Mapping[str, Any] | None = None, name: str = "demo") -> Path:
+        project = tmp_path_factory.mktemp("project") / name
+        data = {"project_name": name, **(answers or {})}
+        copier.run_copy(str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD")
+        return project
+
+    yield run

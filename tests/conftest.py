@@ -6,15 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-REAL_HOME = os.environ.get("HOME", "/")  # pip's own configuration may stand there
-
 _isolated = tempfile.TemporaryDirectory(prefix="ddp-scaffold-tests-")
 
 
@@ -23,6 +21,7 @@ def pytest_configure() -> None:
     home = Path(_isolated.name)
     (home / ".gitconfig").write_text("[user]\n\tname = Test\n\temail = test@example.invalid\n")
     (home / "copier-settings.yml").write_text("{}\n")
+    os.environ.setdefault("DDP_SCAFFOLD_REAL_HOME", os.environ.get("HOME", "/"))  # for tests that run pip
     os.environ |= {
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),
@@ -64,7 +63,7 @@ def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`render({"preset": ...}, name="demo")` renders a project with these answers and returns where it is.
 
     With `unsafe=False`: a template that needed `--trust` would fail here.
@@ -77,4 +76,4 @@ def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         copier.run_copy(str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD")
         return project
 
-    yield run
+    return run

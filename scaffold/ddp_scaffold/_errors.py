@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 error, 2 the command line (or an answer on it) is wrong, 1
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,8 @@ def report(error: ScaffoldError, as_json: bool) -> None:
         fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         typer.echo(json.dumps({"error": fields}, indent=2))
         return
-    typer.echo(f"error: {error.message}" if error.exit_code != INTERRUPTED else error.message, err=True)
-    if error.hint:
-        typer.echo(f"hint: {error.hint}", err=True)
+    if error.exit_code == INTERRUPTED:
+        typer.echo(("\n" if sys.stderr.isatty() else "") + error.message, err=True)  # a prompt's line may be unfinished
+        return
+    typer.echo(f"error: {error.message}", err=True)
+    typer.echo(f"hint: {error.hint}", err=True)

@@ -57,7 +57,7 @@ def enclosing_work_tree(path: Path) -> Path | None:
     """
     parent = next(p for p in (path, *path.parents) if p.is_dir())
     root = run_git("rev-parse", "--show-toplevel", cwd=parent)
-    if root.returncode or run_git("check-ignore", "--quiet", str(path), cwd=parent).returncode == 0:
+    if root.returncode or run_git("check-ignore", "--quiet", f"{path}/", cwd=parent).returncode == 0:
         return None
     return Path(root.stdout.rstrip("\n"))
 

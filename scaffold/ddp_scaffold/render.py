@@ -61,6 +61,8 @@ def answer(
                 quiet=True,
                 unsafe=False,
             )
+    except KeyboardInterrupt:  # copier's own, CopierAnswersInterrupt, is a CopierError as well
+        raise
     except InteractiveSessionError as error:
         raise ScaffoldError("the input ended before the last question", "Answer by --set, or take -y.") from error
     except ProcessExecutionError as error:

@@ -22,6 +22,9 @@ CLOCKS = {
     "guard": "guard_deadline_s",
 }
 
+# What starts a training, the scheduler's script before the one that runs on this machine.
+STARTS = {"launch/train.sbatch": "sbatch", "launch/torchrun.sh": "bash"}
+
 
 def describe(
     dest: str, destination: Path, staged: Path, files: Sequence[str], rendered: Rendered, command: str
@@ -110,7 +113,8 @@ def _world_size(answers: Mapping[str, Any]) -> int | None:
 
 
 def _start(scripts: Sequence[str], answers: Mapping[str, Any]) -> str:
-    batch = next((name for name in scripts if name.endswith(".sbatch")), None)
-    if batch is not None:
-        return f"sbatch {batch}"
-    return f"bash {scripts[0]}" if scripts else f"python -m {answers.get('package')}.train"
+    """Return the command that starts a training: with the launch script of the scheduler, if there is one."""
+    for script, command in STARTS.items():
+        if script in scripts:
+            return f"{command} {script}"
+    return f"python -m {answers['package']}.train"

@@ -8,6 +8,7 @@ import sys
 import pytest
 import typer
 from cli_helpers import SCAFFOLD
+
 from ddp_scaffold import __version__
 from ddp_scaffold.cli import app
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import git, refused
+
 from ddp_scaffold import __version__, template
 
 RELEASE = f"v{__version__}"
@@ -40,6 +41,7 @@ def test_override_by_environment(cli, fork, monkeypatch):
 
 def test_override_by_url_takes_the_newest_release(cli, fork, tmp_path):
     git(fork, "tag", "-a", "-m", "r", "v99.0.0")
+    git(fork, "commit", "--quiet", "--allow-empty", "--message", "Next")
     git(fork, "tag", "-a", "-m", "r", "v100.0.0rc1")
     git(fork, "tag", "other")
     git(tmp_path, "clone", "--quiet", "--bare", str(fork), "mirror.git")

@@ -20,7 +20,7 @@ class TrainSettings(BaseModel, extra="forbid"):
 
     steps: int = Field(1000, ge=1, description="optimiser steps of the whole run")
     batch_size: int = Field(64, ge=1, description="images a rank sees in one step")
-    learning_rate: float = Field(2e-3, gt=0, description="highest value, after warm-up")
+    learning_rate: float = Field(8e-3, gt=0, description="highest value, after warm-up")
     warmup_steps: int = Field(50, ge=0, description="steps in which the learning rate rises from zero")
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")

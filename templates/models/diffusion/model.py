@@ -25,9 +25,7 @@ class ModelSettings(BaseModel, extra="forbid"):
     """The size of the network."""
 
     channels: int = Field(default=16, ge=GROUPS, multiple_of=GROUPS, description="feature maps at full resolution")
-    levels: int = Field(
-        default=2, ge=1, le=6, description="resolutions: each halves the image and doubles the feature maps"
-    )
+    levels: int = Field(default=2, ge=1, le=6, description="resolutions; each halves the image, doubles the channels")
 
 
 def build_model(settings: ModelSettings) -> nn.Module:
@@ -39,7 +37,7 @@ def build_model(settings: ModelSettings) -> nn.Module:
     multiple = 2 ** (settings.levels - 1)
     if height % multiple or width % multiple:
         raise ValueError(
-            f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width} pixels\n"
+            f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width}\n"
             "lower model.levels, or pad the images in data.py"
         )
     return UNet(settings.channels, settings.levels, IMAGE_SHAPE[0], CLASSES)

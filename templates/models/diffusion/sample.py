@@ -24,9 +24,7 @@ class SampleSettings(BaseModel, extra="forbid"):
     every_steps: int = Field(default=200, ge=1, description="training steps between samples")
     images: int = Field(default=80, ge=1, description="images to draw; labels go round, one a column of the picture")
     ddim_steps: int = Field(default=25, ge=1, description="denoising steps: more are slower and finer")
-    guidance: float = Field(
-        default=2.0, ge=0, description="how strictly to follow the label: 0 ignores it, 1 is as trained"
-    )
+    guidance: float = Field(default=2.0, ge=0, description="weight of the label: 0 ignores it, 1 is as trained")
     seed: int = Field(default=0, ge=0, description="seed of the starting noise, so that pictures of two steps compare")
 
 

@@ -42,7 +42,7 @@ def on_rank0(joined: Dist, name: str, work: Callable[[Progress], T], flags: Stop
 
     Raises:
         RunFailed: on the other ranks, when `work` raised on rank 0 (where the exception itself goes on).
-        StopRequested: on all ranks, when any rank was told to stop and `work` called `progress`.
+        StopRequested: on all ranks, when `flags` is given, any rank was told to stop and `work` called `progress`.
     """
     key = f"guard/{next(_calls)}/{name}"
     if joined.rank == 0:
@@ -62,8 +62,9 @@ def _work(joined: Dist, name: str, key: str, work: Callable[[Progress], T], flag
             return
         told = time.monotonic()
         store.set(f"{key}/progress", note)
-        reason = flags and flags.reason()
-        if reason:
+        if flags is None:  # not to be interrupted: the checkpoint that a stop waits for is written in a guard, too
+            return
+        if reason := flags.reason():
             raise StopRequested(f"{reason} on {joined.who(0)}")
         if store.check(["guard/stop"]):
             raise StopRequested(store.get("guard/stop").decode())

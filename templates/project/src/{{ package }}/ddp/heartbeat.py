@@ -47,7 +47,7 @@ def phase(name: str) -> Iterator[None]:
 
 def _enter(name: str) -> None:
     with beat.lock:
-        beat.phase = name
+        beat.phase, beat.note = name, ""
         beat.progress += 1
         beat.progress_at = time.monotonic()
 

@@ -67,7 +67,7 @@ def _attempt_rows(events: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _rank_table(states: list[dict[str, Any]]) -> str:
-    names = sorted({name for state in states for name in state["phase_s"]})
+    names = sorted({name for state in states for name, spent in state["phase_s"].items() if spent >= 0.05})
     rows = [
         [str(state["rank"]), state["host"], str(state["step"]), state["phase"]]
         + [f"{state['phase_s'].get(name, 0.0):.1f}" for name in names]

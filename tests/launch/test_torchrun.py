@@ -1,0 +1,215 @@
+"""launch/torchrun.sh with the real torchrun: exit codes, restarts, signals, and that nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_helpers import alive, environment, ready, until, with_standin
+
+pytest.importorskip("torch", reason="needs torch, for its torchrun")
+
+
+@pytest.fixture(scope="module")
+def rendered(render: Callable[..., Path]) -> Path:
+    return render({"max_restarts": 2})
+
+
+@pytest.fixture
+def project(rendered: Path, tmp_path: Path) -> Path:
+    return with_standin(rendered, tmp_path / "my project")
+
+
+class Launch:
+    """One running torchrun.sh."""
+
+    def __init__(self, project: Path, log: Path, plan: str, *args: str, **env: str) -> None:
+        self.run_dir = project / "runs" / "r"
+        self.log = log
+        command = [str(project / "launch/torchrun.sh"), "--plan", plan, *args]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                command,
+                cwd="/",
+                env=environment(DDP_RUN__ID="r", **env),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def ready(self, attempt: int, ranks: int = 2) -> list[dict[str, Any]]:
+        return ready(self.run_dir, attempt, ranks)
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and what was printed. No rank may be left."""
+        code = self.process.wait(timeout=90)
+        text = self.log.read_text()
+        left = [pid for file in self.run_dir.glob("ready-*") if alive(pid := json.loads(file.read_text())["pid"])]
+        assert not left, text
+        return code, text
+
+
+@pytest.fixture
+def launch(project: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
+    started: list[Launch] = []
+
+    def start(plan: str, *args: str, **env: str) -> Launch:
+        started.append(Launch(project, tmp_path / f"log-{len(started)}", plan, *args, **{"NPROC": "2", **env}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        for _ in range(2):  # only after a failure; the second one is for torchrun, which needs up to 30 s
+            if one.process.poll() is None:
+                one.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(timeout=40)
+
+
+def run(launch: Callable[..., Launch], plan: str, *args: str, **env: str) -> tuple[int, str]:
+    return launch(plan, *args, **env).ended()
+
+
+def test_done_is_zero_and_arguments_arrive_intact(launch: Callable[..., Launch]) -> None:
+    hostile = ["a b", "$(touch pwned)", "*", "", "--x=é'\""]
+    one = launch("done", *hostile)
+    code, text = one.ended()
+    assert code == 0, text
+    assert [rank["argv"] for rank in one.ready(0)] == [["--plan", "done", *hostile]] * 2
+    assert "attempt 0 ended, done: the plan says done; exit code 0" in text
+
+
+@pytest.mark.parametrize(("plan", "code"), [("fail", 1), ("config", 78)])
+def test_failures_are_not_restarted(launch: Callable[..., Launch], plan: str, code: int) -> None:
+    got, text = run(launch, plan)
+    assert got == code, text
+    assert "restarting" not in text
+
+
+def test_without_an_outcome_the_code_of_the_launcher_decides(launch: Callable[..., Launch]) -> None:
+    code, text = run(launch, "early")
+    assert code == 1, text  # torchrun makes 1 of everything
+    assert "no outcome.json" in text
+
+
+def test_restarts_continue_the_run_until_none_is_left(launch: Callable[..., Launch]) -> None:
+    one = launch("stall,stall,stall,done")
+    code, text = one.ended()
+    assert code == 70, text
+    assert "attempt 1 ended, stalled: the plan says stall; restarting, 2 of 2" in text
+    assert "no restarts left (MAX_RESTARTS=2)" in text
+    assert [one.ready(attempt)[0]["env"]["DDP_ATTEMPT"] for attempt in range(3)] == ["0", "1", "2"]
+
+
+def test_max_restarts_of_the_environment_wins(launch: Callable[..., Launch]) -> None:
+    assert run(launch, "stall,done", MAX_RESTARTS="0")[0] == 70
+
+
+def test_a_signal_to_one_rank_stops_all_and_restarts(launch: Callable[..., Launch]) -> None:
+    one = launch("wait,done")
+    os.kill(one.ready(0)[1]["pid"], signal.SIGTERM)
+    code, text = one.ended()
+    assert code == 0, text
+    assert "stopped: signal SIGTERM on rank 1; restarting, 1 of 2" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_script_stops_without_restart(launch: Callable[..., Launch], number: signal.Signals) -> None:
+    one = launch("wait,done")
+    pids = [rank["pid"] for rank in one.ready(0)]
+    one.process.send_signal(number)
+    code, text = one.ended()
+    assert code == 75, text
+    assert f"got {number.name}: asking the ranks to stop" in text
+    assert "no restart" in text
+    assert not any(map(alive, pids))
+
+
+def test_ctrl_c_reaches_the_ranks_once(launch: Callable[..., Launch]) -> None:
+    one = launch("wait,done")
+    one.ready(0)
+    os.killpg(one.process.pid, signal.SIGINT)  # what a terminal does
+    code, text = one.ended()
+    assert code == 75, text
+    assert "signal SIGTERM" in text
+
+
+def test_workers_of_a_killed_torchrun_do_not_stay(launch: Callable[..., Launch]) -> None:
+    one = launch("wait,done")
+    pids = [rank["pid"] for rank in one.ready(0)]
+    torchrun = int(Path(f"/proc/{pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(torchrun, signal.SIGKILL)
+    code, text = one.ended()
+    assert not any(map(alive, pids)), text
+    assert code == 0, text  # they stopped with a checkpoint, and the next attempt went on
+
+
+def test_an_outcome_of_an_earlier_run_is_not_believed(launch: Callable[..., Launch]) -> None:
+    assert run(launch, "stall", MAX_RESTARTS="0")[0] == 70
+    code, text = run(launch, "early")
+    assert code == 1, text
+    assert "no outcome.json" in text
+
+
+def test_run_id_of_the_command_line_is_where_the_outcome_is_looked_for(
+    project: Path, launch: Callable[..., Launch]
+) -> None:
+    one = launch("stall,done", "--run.id=other")
+    one.run_dir = project / "runs" / "other"
+    code, text = one.ended()
+    assert code == 0, text
+    assert len(one.ready(1)) == 2
+
+
+def test_environment_of_the_ranks(launch: Callable[..., Launch]) -> None:
+    one = launch("done", NCCL_DEBUG="INFO")
+    code, text = one.ended()
+    assert code == 0, text
+    env = one.ready(0)[0]["env"]
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert env["NCCL_DEBUG"] == "INFO"  # what the user sets wins over nccl.env
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == str(one.run_dir / "flight_recorder" / "rank_")
+    assert Path(env["TORCH_FR_DUMP_TEMP_FILE"]).parent.is_dir()
+    assert int(env["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"NPROC": "two"}, "NPROC=two is not a number of processes"),
+        ({"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number"),
+        ({"NNODES": "2"}, "NODE_RANK is not set"),
+        ({"VENV": "/nowhere"}, "VENV=/nowhere is not a virtual environment"),
+    ],
+)
+def test_wrong_variables_are_refused(launch: Callable[..., Launch], env: dict[str, str], said: str) -> None:
+    code, text = run(launch, "done", **env)
+    assert code == 78, text
+    assert said in text
+
+
+def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:
+    shared = {"NNODES": "2", "NPROC": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    both = [launch("wait", NODE_RANK=str(rank), **shared) for rank in range(2)]
+    pids = [rank["pid"] for rank in both[0].ready(0)]
+    both[1].process.send_signal(signal.SIGTERM)
+    for one in both:
+        code, text = one.ended()
+        assert code == 75, text
+    until(lambda: not any(map(alive, pids)), "the ranks to be gone")
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

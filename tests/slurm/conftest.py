@@ -1,0 +1,130 @@
+"""A real two-node Slurm cluster for the tests below, and submitting to it. See `cluster` for what it is made of."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_helpers import environment, ready, until
+
+CLUSTER = Path(__file__).with_name("cluster")
+NEEDED = ("sbatch", "slurmctld", "slurmd", "munged", "ip", "unshare", "nsenter")
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: needs root, slurm-wlm, munge and iproute2; run without xdist")
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Start the cluster, yield the environment of its commands, and remove it without a trace."""
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} (Debian packages slurm-wlm, munge, iproute2, util-linux)")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for network namespaces")
+    if subprocess.run(["unshare", "--net", "--uts", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system does not allow new network namespaces")
+    state = tmp_path_factory.mktemp("slurm")
+    with open("/tmp/ddp-tests-slurm.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another test run has the cluster's network
+        try:
+            up = subprocess.run([CLUSTER, "up", state], check=False, capture_output=True, text=True, timeout=60)
+            assert up.returncode == 0, up.stdout + up.stderr
+            yield environment(SLURM_CONF=str(state / "slurm.conf"))
+        finally:
+            subprocess.run([CLUSTER, "down", state], check=True, capture_output=True, timeout=60)
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended. `exit_code` is that of the batch script, or None if a signal ended it."""
+
+    state: str
+    exit_code: int | None
+    restarts: int
+    output: str
+    run_dir: Path
+
+
+class Job:
+    """A submitted job."""
+
+    def __init__(self, project: Path, job_id: str, env: dict[str, str]) -> None:
+        self.project, self.id, self._env = project, job_id, env
+        self.run_dir = project / "runs" / f"slurm-{job_id}"
+
+    def output(self) -> str:
+        """What the batch script and the ranks have printed so far, in all attempts."""
+        file = self.project / f"slurm-{self.id}.out"
+        return file.read_text() if file.exists() else ""
+
+    def fields(self) -> dict[str, str]:
+        """What `scontrol show job` says."""
+        shown = subprocess.run(
+            ["scontrol", "show", "job", "-o", self.id], env=self._env, check=True, capture_output=True, text=True
+        ).stdout
+        return dict(field.split("=", 1) for field in shown.split() if "=" in field)
+
+    def ready(self, attempt: int, ranks: int = 4) -> list[dict[str, Any]]:
+        """Wait until all ranks of an attempt run, and return the arguments and environment of each (stand-in only)."""
+        try:
+            return ready(self.run_dir, attempt, ranks)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.fields()}\n{self.output()}") from error
+
+    def cancel(self) -> None:
+        """scancel, as a user does it."""
+        subprocess.run(["scancel", self.id], env=self._env, check=True)
+
+    def wait(self, seconds: float = 100) -> JobResult:
+        """Wait for the end of the job, restarts included."""
+        try:
+            until(lambda: self.fields()["JobState"] in ENDED, f"the end of job {self.id}", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.fields()}\n{self.output()}") from error
+        fields = self.fields()
+        code, _, number = fields["ExitCode"].partition(":")
+        exit_code = int(code) if number == "0" else None
+        return JobResult(fields["JobState"], exit_code, int(fields["Restarts"]), self.output(), self.run_dir)
+
+
+@pytest.fixture
+def submit(slurm: dict[str, str]) -> Iterator[Callable[..., Job]]:
+    """`submit(project, args, partition="main", options=[...], MAX_RESTARTS="1").wait()` gives a JobResult.
+
+    `args` go to training. Whatever a test leaves in the queue is cancelled, and no process of it may stay.
+    """
+    jobs: list[Job] = []
+
+    def run(
+        project: Path,
+        args: Sequence[str] = (),
+        partition: str = "main",
+        options: Sequence[str] = (),
+        script: Sequence[str] = ("launch/train.sbatch",),
+        **env: str,
+    ) -> Job:
+        command = ["sbatch", "--parsable", f"--partition={partition}", *options, *script, *args]
+        done = subprocess.run(command, cwd=project, env={**slurm, **env}, check=True, capture_output=True, text=True)
+        jobs.append(Job(project, done.stdout.strip(), slurm))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        if job.fields()["JobState"] not in ENDED:
+            job.cancel()
+
+    def queue() -> str:
+        shown = subprocess.run(["squeue", "--noheader"], env=slurm, check=True, capture_output=True, text=True)
+        return shown.stdout
+
+    until(lambda: not queue(), "an empty queue")

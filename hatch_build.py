@@ -24,6 +24,8 @@ class TemplateBundle(BuildHookInterface):
         if version == "editable":
             return
         root = Path(self.root)
+        if self.target_name == "wheel":  # read by `ddp-scaffold presets`; plain data, which pip does not compile
+            build_data["force_include"][str(root / "templates" / "presets")] = "ddp_scaffold/presets"
         if not (root / ".git").exists():  # unpacked from an sdist, which brings the bundle along
             if not (root / "scaffold/ddp_scaffold/template.bundle").is_file():
                 raise RuntimeError("no template.bundle: build from a git checkout, or from an sdist")

@@ -61,6 +61,7 @@ def test_wheel_works_offline_and_records_the_release(wheel, tmp_path):
     assert f"_commit: v{__version__}\n" in recorded
     assert git(tmp_path / "demo", "status", "--porcelain") == ""
     assert not list((tmp_path / "demo").rglob("*.pyc"))
+    assert "generic-slurm" in run(python.with_name("ddp-scaffold"), "presets", "list", cwd=tmp_path)
 
 
 def test_wheel_built_directly_holds_the_same_bundle(wheel, template_repo, tmp_path):

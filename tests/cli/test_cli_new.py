@@ -161,9 +161,9 @@ def test_destination_is_a_file(cli, work, tmp_path):
     assert (tmp_path / "demo").read_text() == "kept"
 
 
-def test_dangling_link(cli, work, tmp_path):
+def test_link_to_itself(cli, work, tmp_path):
     (tmp_path / "demo").symlink_to(tmp_path / "demo")
-    refused(cli("new", str(tmp_path / "demo"), "-y"), work, 1, "cannot be a destination")
+    refused(cli("new", str(tmp_path / "demo"), "-y"), work, 1, "another destination")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

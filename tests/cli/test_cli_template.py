@@ -81,6 +81,7 @@ def test_bundle(cli, work, template_repo, tmp_path, monkeypatch):
 
 def test_no_template_at_all(cli, work, tmp_path, monkeypatch):
     monkeypatch.setattr(template, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(template, "BUNDLE", tmp_path / "template.bundle")
     refused(cli("new", "demo", "-y"), work, 1, "holds no template", "--template PATH_OR_URL")
 
 

@@ -104,7 +104,7 @@ def test_restarts_continue_the_run_until_none_is_left(launch: Callable[..., Laun
     code, text = one.ended()
     assert code == 70, text
     assert "attempt 1 ended, stalled: the plan says stall; restarting, 2 of 2" in text
-    assert "no restarts left (MAX_RESTARTS=2)" in text
+    assert "no restarts left of 2" in text
     assert [one.ready(attempt)[0]["env"]["DDP_ATTEMPT"] for attempt in range(3)] == ["0", "1", "2"]
 
 
@@ -180,11 +180,38 @@ def test_environment_of_the_ranks(launch: Callable[..., Launch]) -> None:
     assert int(env["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+@pytest.mark.parametrize(("visible", "expected"), [(None, 3), ("0,2", 2), ("", 2), ("-1", 2), ("1", 1)])
+def test_auto_is_one_process_a_gpu(
+    launch: Callable[..., Launch], tmp_path: Path, visible: str | None, expected: int
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nfor n in 0 1 2; do echo \"GPU $n: Some GPU (UUID: GPU-$n)\"; echo '  MIG 1g'; done\n")
+    tool.chmod(0o755)
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    one = launch("early", NPROC="auto", PATH=f"{tool.parent}:{environment()['PATH']}", **env)
+    _, text = one.ended()
+    assert f"1 x {expected} processes" in text
+    assert len(one.ready(0, expected)) == expected
+
+
+def test_a_second_signal_ends_deaf_ranks(launch: Callable[..., Launch]) -> None:
+    one = launch("deaf", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")  # read by torch since 2.12; 30 s before
+    pids = [rank["pid"] for rank in one.ready(0)]
+    one.process.send_signal(signal.SIGTERM)
+    until(lambda: "asking the ranks to stop" in one.log.read_text(), "the first signal")
+    assert all(map(alive, pids))
+    one.process.send_signal(signal.SIGTERM)
+    code, text = one.ended()
+    assert code == 1, text
+    assert "got SIGTERM: asking torchrun to stop" in text
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"NPROC": "two"}, "NPROC=two is not a number of processes"),
-        ({"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number"),
+        ({"NPROC": "two"}, "NPROC=two is not a number from 1"),
+        ({"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number from 0"),
         ({"NNODES": "2"}, "NODE_RANK is not set"),
         ({"VENV": "/nowhere"}, "VENV=/nowhere is not a virtual environment"),
     ],

@@ -4,7 +4,7 @@ Each rank returns two numbers for its own share; `train.py` adds these up over t
 collective in here, so the shares may differ in size: no rank waits for a batch that another does not have.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from pydantic import BaseModel, Field
@@ -23,7 +23,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 
 def evaluate(
     model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+    batches: Iterable[Sequence[Tensor]],
     device: torch.device,
     settings: EvalSettings,
     progress: Callable[[], None],

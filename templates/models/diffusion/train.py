@@ -128,8 +128,8 @@ def due(step: int, every: int, last: bool = False) -> bool:
 def wrap(model: nn.Module) -> DistributedDataParallel:
     """DDP with what this model needs, and nothing out of superstition.
 
-    No device_ids: the module is on its device already, and its inputs are moved in the loop. No word on buffers: there are
-    none, since GroupNorm keeps no running statistics. Parameters need no broadcast by hand: DDP makes it here.
+    No device_ids: the module is on its device already, and its inputs are moved in the loop. No word on buffers: there
+    are none, since GroupNorm keeps no running statistics. Parameters need no broadcast by hand: DDP makes it here.
     """
     return DistributedDataParallel(model, gradient_as_bucket_view=True)  # the view saves a copy of the gradients
 

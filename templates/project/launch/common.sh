@@ -27,7 +27,7 @@ prepare_environment() {
     # shellcheck disable=SC1091
     source "${VENV:-.venv}/bin/activate"
   fi
-  command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV to a virtual environment"
+  command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
   export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
   load_env launch/env/recovery.env # first: what is set there wins over nccl.env
@@ -46,7 +46,7 @@ use_flight_recorder() {
   minor=${version#*.}
   minor=${minor%%[!0-9]*}
   mkdir -p "$1/flight_recorder"
-  # Read by torch since 2.8 or 2.9; the rank is appended. Jobs that share the default (below ~/.cache) overwrite each other.
+  # Read by torch since 2.8 or 2.9, which appends the rank. Jobs that share its default, below ~/.cache, overwrite it.
   export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$1/flight_recorder/rank_}"
   if [ "${version%%.*}" = 2 ] && [ "$minor" -lt 11 ]; then
     # Until 2.10, NCCL dumps only if this older name is set (ProcessGroupNCCL.cpp; its default became 2000 in 2.11,
@@ -56,14 +56,14 @@ use_flight_recorder() {
   fi
 }
 
-# use_gloo_interface MASTER_HOST NODES: gloo, which carries the control group, else takes the address that this host's own
-# name resolves to: often 127.0.1.1, at which no other node finds it (pytorch/gloo issue #223). It wants the name of an
-# interface, exact and per node; the one towards the master is right by construction.
+# use_gloo_interface MASTER_HOST NODES: gloo, which carries the control group, else takes the address that this host's
+# own name resolves to: often 127.0.1.1, where no other node finds it (pytorch/gloo issue #223). It wants the exact name
+# of an interface, which may differ between nodes; the one towards the master can reach the others.
 use_gloo_interface() {
   local address='' name=''
   [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null && command -v getent >/dev/null || return 0
   address=$(getent ahosts "$1" | awk 'NR == 1 { print $1 }') || true
-  [ -n "$address" ] || refuse "$1 cannot be resolved on $HOSTNAME" "set MASTER_ADDR to a name or address that every node knows"
+  [ -n "$address" ] || refuse "$1 cannot be resolved on $HOSTNAME" "set MASTER_ADDR to what every node can resolve"
   # On the master itself, the route to its own address would be lo.
   name=$(ip -o address show to "$address" | awk 'NR == 1 { print $2 }') || true
   [ -n "$name" ] || name=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
@@ -72,6 +72,10 @@ use_gloo_interface() {
   elif [ -n "$name" ]; then
     export GLOO_SOCKET_IFNAME="$name"
   fi
+}
+
+refuse_unless_number() { # refuse_unless_number NAME VALUE LEAST
+  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] && [ "$2" -ge "$3" ] || refuse "$1=$2 is not a number from $3" "correct or unset $1"
 }
 
 # wait_for PID: the exit code of a child, also when trapped signals interrupt bash's wait (they set `interrupted`).

@@ -76,11 +76,11 @@ class Agreement:
         counts = gather(self._joined, (self._joined.rank, collectives_issued()))
         what = f"between {least} and {most} steps" if most != least else "different numbers of collectives"
         listing = ", ".join(f"{self._joined.who(rank)}: {issued}" for rank, issued in counts)
-        raise Diverged(f"ranks have made {what} (collectives issued by {listing}); from there on sums are wrong or calls hang")
+        raise Diverged(f"ranks have made {what} (collectives issued by {listing}): sums are wrong or calls hang")
 
 
 def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int) -> Iterator[T]:
-    """Iterate, polling before each of the first `rounds` items. `rounds` must be equal on all ranks and at most the shortest shard."""
+    """Iterate, polling before each of the first `rounds` items: equal on all ranks and at most the shortest shard."""
     for index, batch in enumerate(batches):
         if index < rounds:
             agreement.poll(step)

@@ -41,6 +41,7 @@ def line_chart(series: Mapping[str, Points]) -> str:
             body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
             body.append(f'<text x="{LEFT + 8 + 110 * index}" y="18" fill="{colour}">{name}</text>')
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-family="sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'font-family="sans-serif" font-size="12">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>{"".join(body)}</svg>\n'
     )

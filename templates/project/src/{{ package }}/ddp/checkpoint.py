@@ -1,4 +1,4 @@
-"""Checkpoints that a kill at any moment cannot spoil: written aside, synced, checksummed, renamed; the newest good one is loaded."""
+"""Checkpoints that a kill cannot spoil: written aside, synced, checksummed, renamed; the newest good one is loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
-def save(joined: Dist, run_dir: Path, counters: dict[str, int], objects: dict[str, Stateful], *, keep: int, must: bool = False) -> bool:
+Objects = dict[str, Stateful]  # name in the checkpoint -> what it holds
+
+
+def save(
+    joined: Dist, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False
+) -> bool:
     """Write `<run_dir>/checkpoints/step_<counters["step"]>` on rank 0. Every rank must call it at the same step.
 
     Returns: whether it was written. A full disk keeps the last good checkpoint, and training goes on with a warning.
@@ -61,7 +66,7 @@ def save(joined: Dist, run_dir: Path, counters: dict[str, int], objects: dict[st
     return not problem
 
 
-def load(joined: Dist, run_dir: Path, objects: dict[str, Stateful]) -> dict[str, int] | None:
+def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     """Fill `objects` from the newest complete checkpoint and return its counters, or None where there is none.
 
     Random states are restored per rank; a rank that the checkpoint does not know (another world size) keeps its own.
@@ -77,7 +82,8 @@ def load(joined: Dist, run_dir: Path, objects: dict[str, Stateful]) -> dict[str,
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise RunFailed(f"{joined.who(joined.rank)} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
+        who = joined.who(joined.rank)
+        raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
     for key, item in objects.items():
         item.load_state_dict(payload["objects"][key])
     if joined.rank < len(payload["rng"]):
@@ -93,7 +99,8 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        with open(aside / "state.pt", "wb") as file:
+        state = aside / "state.pt"
+        with open(state, "wb") as file:
             torch.save(payload, file)
             file.flush()
             os.fsync(file.fileno())
@@ -103,7 +110,7 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
             "counters": payload["counters"],
             "world_size": len(payload["rng"]),
             "torch": torch.__version__,
-            "files": {"state.pt": {"bytes": (aside / "state.pt").stat().st_size, "sha256": _sha256(aside / "state.pt")}},
+            "files": {state.name: {"bytes": state.stat().st_size, "sha256": _sha256(state)}},
         }
         with open(aside / "manifest.json", "w") as file_:
             json.dump(manifest, file_, indent=1)
@@ -128,7 +135,8 @@ def _newest_good(root: Path, progress: Progress) -> str | None:
         try:
             manifest = json.loads((candidate / "manifest.json").read_text())
             for name, expected in manifest["files"].items():
-                if (candidate / name).stat().st_size != expected["bytes"] or _sha256(candidate / name) != expected["sha256"]:
+                file = candidate / name
+                if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
                     raise ValueError(f"{name} does not match its checksum")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("skipping broken checkpoint %s: %s", candidate, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -14,25 +15,27 @@ class Clocks(BaseModel, extra="forbid"):
     by the collective timeout of PyTorch, which names a victim and needs 65 s more to end the job.
     """
 
-    init_s: float = Field(300, gt=0, description="rendezvous, process group and warm-up: all ranks must have come by then")
+    init_s: float = Field(300, gt=0, description="rendezvous, process group and warm-up: all ranks must be there")
     loader_s: float = Field(90, gt=0, description="one batch from a loader worker; must stay below stall_s")
     stall_s: float = Field(180, gt=0, description="no progress inside one phase; must stay below collective_s")
     collective_s: float = Field(300, gt=0, description="one collective of the training group; must stay below guard_s")
     guard_s: float = Field(1800, gt=0, description="rank-0 work without a sign of progress")
     silent_s: float = Field(20, gt=0, description="a rank whose heartbeat stops (killed, suspended, stuck in C code)")
-    beat_s: float = Field(1, gt=0, description="a heartbeat is published this often; must stay below silent_s / 3")
+    beat_s: float = Field(1, gt=0, description="a heartbeat is published this often; at most silent_s / 3")
 
     @model_validator(mode="after")
     def _ordered(self) -> Clocks:
         chain = ["loader_s", "stall_s", "collective_s", "guard_s"]
-        for shorter, longer in zip(chain, chain[1:], strict=False):
+        for shorter, longer in pairwise(chain):
             if getattr(self, shorter) >= getattr(self, longer):
                 raise ValueError(
                     f"clocks.{shorter} ({getattr(self, shorter):g}) must be below clocks.{longer} "
                     f"({getattr(self, longer):g}): the clock that knows more must ring first"
                 )
         if self.beat_s * 3 > self.silent_s:
-            raise ValueError(f"clocks.beat_s ({self.beat_s:g}) must be at most a third of clocks.silent_s ({self.silent_s:g})")
+            raise ValueError(
+                f"clocks.beat_s ({self.beat_s:g}) must be at most a third of clocks.silent_s ({self.silent_s:g})"
+            )
         return self
 
     def stall_limit(self, phase: str) -> float:

@@ -32,7 +32,9 @@ def states(store: dist.Store, ranks: Iterable[int]) -> list[dict[str, Any]]:
     return [json.loads(store.get(key)) for key in keys]
 
 
-def end(joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True) -> NoReturn:
+def end(
+    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True
+) -> NoReturn:
     """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
 
     The first verdict of any rank counts, and its author writes the report. `mine` is False for a verdict that another
@@ -66,7 +68,8 @@ def end(joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict
 
 def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:
     """Where the blamed ranks are. They publish it when they see the verdict, unless they are gone."""
-    deadline, found = time.monotonic() + wait_s, {}
+    deadline = time.monotonic() + wait_s
+    found: dict[str, str] = {}
     while len(found) < len(ranks) and time.monotonic() < deadline:
         for rank in ranks:
             if str(rank) not in found and store.check([f"stack/{rank}"]):
@@ -101,7 +104,7 @@ def _kill_suspended(joined: Dist, store: dist.Store, ranks: Iterable[int]) -> No
 
 
 def _parent_of(pid: int) -> int | None:
-    """Parent process id, or None where there is no such process (or no /proc): never signal a stranger that got the id since."""
+    """Parent process id, or None without such a process or /proc: never signal a stranger that got the id since."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from .errors import ConfigError
 
 # launcher -> the variables that hold rank, local rank, world size, local world size.
-# Slurm: SLURM_STEP_NUM_TASKS exists only inside an srun step. SLURM_NTASKS also exists in the batch script itself, where one
-# plain process would take itself for rank 0 of many and wait for ranks that nobody starts.
+# Slurm: SLURM_STEP_NUM_TASKS exists only inside an srun step. SLURM_NTASKS also exists in the batch script itself,
+# where one plain process would take itself for rank 0 of many and wait for ranks that nobody starts.
 LAUNCHERS = {
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     "pals": ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE"),
 }
 
@@ -54,11 +59,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
     local_rank = _number(environ, names[1])
     local_world_size = _local_world_size(environ, names[3], world_size)
     if not 0 <= rank < world_size:
-        raise ConfigError(f"{names[0]}={rank} is not below {names[2]}={world_size}", f"start the job through {launcher} anew")
+        raise ConfigError(f"{names[0]}={rank} is not below {names[2]}={world_size}", f"start again through {launcher}")
     if not 0 <= local_rank < local_world_size:
         raise ConfigError(
             f"{names[1]}={local_rank} is not below the {local_world_size} tasks of this node ({names[3]})",
-            f"start the job through {launcher} anew",
+            f"start again through {launcher}",
         )
     if world_size > 1 and not (environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")):
         raise ConfigError(
@@ -66,18 +71,22 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
             "start through launch/train.sbatch or launch/torchrun.sh, which set both",
         )
     return Place(
-        launcher, rank, local_rank, world_size, local_world_size,
+        launcher,
+        rank,
+        local_rank,
+        world_size,
+        local_world_size,
         host=socket.gethostname(),
         master_addr=environ.get("MASTER_ADDR", ""),
         master_port=_number(environ, "MASTER_PORT", 0),
         attempt=attempt,
         # torch/distributed/rendezvous.py reads it as the string "True" (torch 2.13)
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-    )  # fmt: skip
+    )
 
 
 def cpus_for_this_process(place: Place) -> int:
-    """CPU cores this process may use: its affinity mask, shared by the tasks of the node unless the scheduler split it."""
+    """CPU cores this process may use: its affinity mask, shared by the node's tasks unless the scheduler split it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     per_task = _number(os.environ, "SLURM_CPUS_PER_TASK", 0)
     if place.launcher == "slurm" and per_task:
@@ -92,7 +101,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a whole number", f"unset {name}, or let the launcher set it") from None
+        raise ConfigError(f"{name}={text!r} is no whole number", f"unset {name}, or let the launcher set it") from None
 
 
 def _local_world_size(environ: Mapping[str, str], name: str, world_size: int) -> int:

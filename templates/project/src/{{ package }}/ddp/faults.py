@@ -1,6 +1,7 @@
 """Fault injection for tests: DDP_FAULTS="kind@rank=1,step=20,phase=forward;...". Does nothing unless it is set.
 
-Kinds: raise, exit (code 3), kill (SIGKILL), stop (SIGSTOP), sleep (seconds=..., default for ever), term (SIGTERM), usr2 (SIGUSR2).
+Kinds: raise, exit (code 3), kill (SIGKILL), stop (SIGSTOP), sleep (seconds=..., default for ever), term (SIGTERM),
+usr2 (SIGUSR2).
 `rank` defaults to 0, `step` to 0, `phase` to forward, `attempt` to 0: a restarted job does not meet the fault again.
 `step` is the number of finished optimiser steps when the phase begins.
 """
@@ -38,7 +39,7 @@ def parse(text: str) -> tuple[dict[str, str], ...]:
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
             if key not in DEFAULTS or (key != "phase" and not value.replace(".", "", 1).isdigit()):
-                raise ConfigError(f"DDP_FAULTS: {option!r} is not a known option with a value", f"use {', '.join(DEFAULTS)}")
+                raise ConfigError(f"DDP_FAULTS: {option!r} is no known option and value", f"use {', '.join(DEFAULTS)}")
             fault[key] = value
         if kind not in KINDS:
             raise ConfigError(f"DDP_FAULTS: {kind!r} is not a known fault", f"use one of {', '.join(KINDS)}")

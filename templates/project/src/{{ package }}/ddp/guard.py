@@ -25,11 +25,8 @@ T = TypeVar("T")
 Progress = Callable[[str], None]
 _calls = count()
 
-COLLECTIVES = [
-    name
-    for name in vars(dist.ProcessGroup)
-    if name.lstrip("_").startswith(("all", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "monitored"))
-]
+_BEGINNINGS = ("all", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "monitored")
+COLLECTIVES = [name for name in vars(dist.ProcessGroup) if name.lstrip("_").startswith(_BEGINNINGS)]
 
 
 def on_rank0(joined: Dist, name: str, work: Callable[[Progress], T], flags: StopFlags | None = None) -> T | None:
@@ -105,8 +102,13 @@ def _wait(joined: Dist, name: str, key: str, flags: StopFlags | None) -> None:
                 spoke = now
                 log.info(
                     "waiting for %s in guard:%s for %.0f s; last progress %.0f s ago%s, deadline %g s without any",
-                    joined.who(0), name, now - began, now - moved, f" ({note})" if note else "", joined.clocks.guard_s,
-                )  # fmt: skip
+                    joined.who(0),
+                    name,
+                    now - began,
+                    now - moved,
+                    f" ({note})" if note else "",
+                    joined.clocks.guard_s,
+                )
         answer = json.loads(store.get(key))
         if "stop" in answer:
             raise StopRequested(answer["stop"])
@@ -116,7 +118,7 @@ def _wait(joined: Dist, name: str, key: str, flags: StopFlags | None) -> None:
 
 @contextmanager
 def no_collectives(name: str) -> Iterator[None]:
-    """Make every collective of this process raise: inside a guard only rank 0 would be in it, and it would never return.
+    """Make every collective of this process raise: only rank 0 is inside a guard, so the call would never return.
 
     The methods of the class `ProcessGroup` are replaced, so it does not matter how the caller imported the function.
     """

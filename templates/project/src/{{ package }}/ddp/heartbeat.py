@@ -1,4 +1,4 @@
-"""Where this rank is: its phase, step and last sign of progress. Other ranks read it from the store, people from the log."""
+"""Where this rank is: phase, step, last sign of progress. Other ranks read it from the store, people from the log."""
 
 from __future__ import annotations
 

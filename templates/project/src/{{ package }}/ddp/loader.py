@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import math
-import multiprocessing
-import resource
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
@@ -17,12 +11,11 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from .agree import same
-from .env import cpus_for_this_process
 from .errors import ConfigError
 from .heartbeat import phase
 from .setup import Dist
+from .workers import fitting_workers, protect_worker, worker_context
 
-log = logging.getLogger("ddp")
 T = TypeVar("T")
 
 
@@ -34,14 +27,15 @@ class LoaderSettings(BaseModel, extra="forbid"):
     start_method: Literal["forkserver", "spawn", "fork"] = Field(
         "forkserver", description="fork is unsafe once NCCL runs (torch/nn/parallel/distributed.py)"
     )
-    uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop samples so that all ranks make equal steps")
+    uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop samples: all ranks make equal steps")
 
 
 class GlobalOrder(Sampler[int]):
     """This rank's part of one order that all ranks share: `order[start + rank :: world_size]`.
 
-    The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with another
-    number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ by one.
+    The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with
+    another number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ
+    by one.
     """
 
     def __init__(self, length: int, joined: Dist, *, seed: int, shuffle: bool, uneven: str) -> None:
@@ -106,10 +100,15 @@ def make_loader(
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
     """
     length = len(cast(Any, dataset))
-    same(joined, "the number of training samples" if train else "the number of evaluation samples", length,
-         "make every rank see the same files: a rank-dependent filter or a half-synced disk is the usual cause")  # fmt: skip
+    same(
+        joined,
+        "the number of training samples" if train else "the number of evaluation samples",
+        length,
+        "make every rank see the same files: a rank-dependent filter or a half-synced disk is the usual cause",
+    )
     if length < joined.world_size:
-        raise ConfigError(f"{length} samples for {joined.world_size} ranks: some would have no batch", "use fewer ranks or more data")
+        ranks = joined.world_size
+        raise ConfigError(f"{length} samples for {ranks} ranks: some would have none", "use fewer ranks or more data")
     workers = fitting_workers(settings.workers, joined, settings.prefetch)
     order = GlobalOrder(length, joined, seed=seed, shuffle=train, uneven=settings.uneven if train else "keep")
     return DataLoader(
@@ -119,7 +118,7 @@ def make_loader(
         num_workers=workers,
         collate_fn=collate_fn,
         timeout=joined.clocks.loader_s if workers else 0,  # PyTorch refuses a timeout without workers
-        multiprocessing_context=_context(settings.start_method) if workers else None,
+        multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
         worker_init_fn=protect_worker if workers else None,
         pin_memory=joined.device.type == "cuda",
@@ -148,15 +147,14 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
             except RuntimeError as error:
                 if "DataLoader" not in str(error):
                     raise
-                reading = ", ".join(f"worker {worker} at index {index}" for worker, index in enumerate(located.reading.tolist()))
-                raise RuntimeError(
-                    f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({reading}): {error}"
-                ) from error
+                at = ", ".join(f"worker {worker} at index {i}" for worker, i in enumerate(located.reading.tolist()))
+                what = f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({at})"
+                raise RuntimeError(f"{what}: {error}") from error
         yield batch
 
 
 def endless(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iterator[tuple[int, int, T]]:
-    """Batches of epoch after epoch, each with its position (epoch, global samples of it used so far) for the checkpoint."""
+    """Batches of epoch after epoch, each with its position for the checkpoint: epoch, global samples used of it."""
     while True:
         used = start
         for batch in batches(loader, joined, epoch, start):
@@ -168,40 +166,3 @@ def endless(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iter
 def steps_per_epoch(loader: DataLoader[T]) -> int:
     """Batches of a whole epoch, equal on all ranks for a training loader."""
     return math.ceil(len(cast(GlobalOrder, loader.sampler)) / cast(int, loader.batch_size))
-
-
-def fitting_workers(wanted: int, joined: Dist, prefetch: int) -> int:
-    """`wanted`, or as many as the CPUs and the open-file limit of this task carry, with a line that says so."""
-    if wanted == 0:
-        return 0
-    cpus = max(1, cpus_for_this_process(joined.place) - 1)  # one for the training process itself
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Each tensor in flight holds a descriptor (file_descriptor strategy, the default on Linux): about 64 a batch is generous.
-    files = sys.maxsize if hard == resource.RLIM_INFINITY else max(1, (hard - 256) // (64 * prefetch))
-    fitting = min(wanted, cpus, files)
-    if fitting < wanted:
-        log.warning(
-            "loader.workers %d -> %d: this task has %d CPUs and may open %s files",
-            wanted, fitting, cpus + 1, "any number of" if hard == resource.RLIM_INFINITY else hard,
-        )  # fmt: skip
-    return fitting
-
-
-def protect_worker(_worker: int) -> None:
-    """In a worker: leave signals to the training process, and die with it even when stuck in a read.
-
-    A SIGTERM to the whole job otherwise kills the workers first, and no checkpoint can be taken.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # linux/prctl.h
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _context(start_method: str) -> Any:
-    context = multiprocessing.get_context(start_method)
-    if start_method == "forkserver":
-        context.set_forkserver_preload(["torch"])  # workers then start in milliseconds instead of importing torch
-    return context

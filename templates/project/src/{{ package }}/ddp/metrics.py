@@ -25,7 +25,7 @@ class LogSettings(BaseModel, extra="forbid"):
 
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
-    tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides runs/<id>/metrics.jsonl")
+    tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
 
 
 @torch.no_grad()
@@ -36,7 +36,8 @@ def global_norm(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
     After DDP's backward the gradients are equal on all ranks, so the norm is too: no collective is needed.
     """
     present = [tensor for tensor in tensors if tensor is not None]
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
+    return norm
 
 
 @torch.no_grad()
@@ -48,7 +49,7 @@ def clip_gradients(parameters: Iterable[torch.Tensor], norm: torch.Tensor, max_n
 
 @torch.no_grad()
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> torch.Tensor:
-    """Make the optimiser step unless `norm` is NaN or infinite, without a host sync; returns 1 when it was skipped, else 0.
+    """Step the optimiser unless `norm` is NaN or infinite, without a host sync; returns 1 when it was skipped, else 0.
 
     Fused optimisers skip on the device when `found_inf` is 1: it is what `torch.amp.GradScaler` sets
     (torch/amp/grad_scaler.py, `_step_supports_amp_scaling`). The norm is equal on all ranks, so the decision is too.
@@ -60,10 +61,11 @@ def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> torc
 
 
 class MetricLog:
-    """Training scalars, averaged over ranks: to metrics.jsonl, the tracker and the console of rank 0. Never raises, never blocks.
+    """Training scalars, averaged over ranks, to metrics.jsonl, the tracker and the console of rank 0.
 
-    `scalars` starts one all_reduce and a copy to pinned memory; the values are read at the next call, when they have
-    long arrived. The names are fixed by the first call, so that all ranks always reduce the same thing.
+    A full disk or a broken tracker is a warning: training goes on, and waits for neither. `scalars` starts one all_reduce
+    and a copy to pinned memory; the values are read at the next call, when they have long arrived. The names are fixed
+    by the first call, so that all ranks always reduce the same thing.
     """
 
     def __init__(self, joined: Dist, run_dir: Path, settings: LogSettings) -> None:
@@ -75,7 +77,7 @@ class MetricLog:
         self._tracker = _Tracker(settings.tracker, run_dir) if joined.rank == 0 else None
 
     def scalars(self, step: int, values: dict[str, torch.Tensor]) -> None:
-        """Average zero-dimensional tensors over the ranks. Every rank must call it at the same step with the same names."""
+        """Average zero-dimensional tensors over the ranks. Every rank must call it at the same step, names alike."""
         self.flush()
         names = sorted(values)
         self._names = self._names or names
@@ -119,7 +121,7 @@ class MetricLog:
                 log.warning("metrics are no longer written to %s: %s", self._path, error)
             self._warned = True
         assert self._tracker is not None
-        self._tracker.put(step, values)
+        self._tracker.put((step, values))
 
     def close(self) -> None:
         """Write the rest; gives a tracker that hangs five seconds and no more."""
@@ -138,24 +140,19 @@ class _Tracker:
         if not self._dead:
             self._thread.start()
 
-    def put(self, step: int, values: dict[str, float]) -> None:
+    def put(self, entry: tuple[int, dict[str, float]] | None) -> None:
+        """Hand over (step, values), or None as the end."""
         if self._dead:
             return
         try:
-            self._queue.put_nowait((step, values))
+            self._queue.put_nowait(entry)
         except queue.Full:
             self._give_up("it has taken no values for a long time")
 
     def close(self) -> None:
         if not self._dead:
-            self.put_end()
+            self.put(None)
             self._thread.join(timeout=5)
-
-    def put_end(self) -> None:
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            self._give_up("it has taken no values for a long time")
 
     def _give_up(self, why: object) -> None:
         self._dead = True

@@ -1,4 +1,4 @@
-"""The thread that watches: publishes this rank's heartbeat, notices stalled and silent ranks, and ends the job everywhere."""
+"""The thread that watches: publishes this rank's heartbeat, notices stalled and silent ranks, ends the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("ddp")
 
 
 class Monitor:
-    """One daemon thread a rank, with a store client of its own: it works while the main thread waits in a dead collective.
+    """One daemon thread a rank, with its own store client: it works while the main thread waits in a dead collective.
 
     If even this thread cannot run (the GIL is held in C code), a timer inside the interpreter that needs no GIL writes
     the stacks and ends the process (`faulthandler.dump_traceback_later`); the others see this rank fall silent.
@@ -72,7 +72,8 @@ class Monitor:
         silent = self._silent(everyone, 2.5 * self._clocks.beat_s)
         known = {state["rank"]: state for state in states(self._store, everyone)}
         never = {"phase": "init", "step": 0, "note": "no heartbeat yet", "age_s": 0.0, "collectives": 0, "phase_s": {}}
-        return judge([known.get(rank, {**never, "rank": rank, "host": self._joined.hosts[rank]}) for rank in everyone], silent)
+        hosts = self._joined.hosts
+        return judge([known.get(rank, {**never, "rank": rank, "host": hosts[rank]}) for rank in everyone], silent)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._clocks.beat_s):
@@ -81,16 +82,15 @@ class Monitor:
             except RuntimeError as error:  # every store error is one
                 if not self._stopping.is_set():
                     host = self._joined.hosts[0]
-                    self.fail(Verdict(
-                        STALLED, "store_lost", f"the store on the host of rank 0 ({host}) no longer answers: {error}", [0],
-                        advice="look at rank 0's output, and whether that host is still up",
-                    ))  # fmt: skip
+                    reason = f"the store on the host of rank 0 ({host}) no longer answers: {error}"
+                    advice = "look at rank 0's output, and whether that host is still up"
+                    self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice))
 
     def _tick(self) -> None:
         state = self._publish()
         if self._store.check(["verdict"]):
             self.fail(Verdict(**json.loads(self._store.get("verdict"))), mine=False)
-        # Rank 0 watches everyone and everyone watches rank 0: work that grows with the number of ranks, not its square.
+        # Rank 0 watches everyone, everyone watches rank 0: work that grows with the number of ranks, not its square.
         watched = range(1, self._joined.world_size) if self._rank == 0 else range(1)
         if state["age_s"] > self._clocks.stall_limit(state["phase"]) or self._silent(watched, self._clocks.silent_s):
             self.fail(self.diagnose())

@@ -1,4 +1,4 @@
-"""How a run ended, for the launch script and for people: outcome.json, attempts.jsonl and the run directory's layout."""
+"""How a run ended, for launch scripts and for people: outcome.json, attempts.jsonl and the run directory's layout."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 class PreemptSettings(BaseModel, extra="forbid"):
     """When to stop early so that the checkpoint is written before the scheduler kills the job."""
 
-    before_end_s: float = Field(120, ge=0, description="stop this long before the end of the allocation (DDP_WALLTIME_END)")
+    before_end_s: float = Field(120, ge=0, description="stop this long before the allocation ends (DDP_WALLTIME_END)")
 
 
 class StopFlags:

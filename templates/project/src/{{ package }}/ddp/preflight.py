@@ -1,4 +1,7 @@
-"""Two minutes before the job: `python -m <package>.ddp.preflight`, started like the training itself. Exit code 78 when something is wrong."""
+"""Two minutes before the job: `python -m <package>.ddp.preflight`, started like the training itself.
+
+Exit code 78 when something is wrong, 70 when not all ranks came.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def main() -> None:
         print(f"preflight: {error}", file=sys.stderr, flush=True)
         os._exit(STALLED if isinstance(error, RunFailed) else CONFIG)
     rows = gather(joined, look(joined, settings.run.dir))
-    problems = [f"{joined.who(row['rank'])}: {problem}" for row in rows for problem in row["problems"]] + differences(rows)
+    problems = [f"{joined.who(row['rank'])}: {problem}" for row in rows for problem in row["problems"]]
+    problems += differences(rows)
     if joined.rank == 0:
         print(table(rows))
         print("\n".join(f"problem: {problem}" for problem in problems) or "preflight: everything is in order")
@@ -58,7 +62,7 @@ def look(joined: Dist, run_dir: Path) -> dict[str, Any]:
     problems = []
     shm = shutil.disk_usage("/dev/shm").free >> 20 if Path("/dev/shm").is_dir() else None
     if shm is not None and shm < 64:
-        problems.append(f"/dev/shm has only {shm} MB free: loader workers pass batches through it (containers: raise --shm-size)")
+        problems.append(f"/dev/shm has only {shm} MB free, and batches pass through it (containers: raise --shm-size)")
     _soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < 1024:
         problems.append(f"only {files} open files are allowed: loader workers hold one a tensor (raise ulimit -Hn)")
@@ -72,10 +76,19 @@ def look(joined: Dist, run_dir: Path) -> dict[str, Any]:
         free = "?"
     device = torch.cuda.get_device_name(joined.device) if joined.device.type == "cuda" else "CPU"
     return {
-        "rank": joined.rank, "host": joined.place.host, "device": device, "cpus": cpus_for_this_process(joined.place),
-        "shm_mb": shm, "files": files, "disk": free, "p2p": peers(joined), "all_reduce": f"{timed_all_reduce(joined):.2f} GB/s",
-        "torch": torch.__version__, "nccl": nccl_version(joined), "problems": problems,
-    }  # fmt: skip
+        "rank": joined.rank,
+        "host": joined.place.host,
+        "device": device,
+        "cpus": cpus_for_this_process(joined.place),
+        "shm_mb": shm,
+        "files": files,
+        "disk": free,
+        "p2p": peers(joined),
+        "all_reduce": f"{timed_all_reduce(joined):.2f} GB/s",
+        "torch": torch.__version__,
+        "nccl": nccl_version(joined),
+        "problems": problems,
+    }
 
 
 def differences(rows: list[dict[str, Any]]) -> list[str]:
@@ -97,6 +110,7 @@ def peers(joined: Dist) -> str:
 
 
 def nccl_version(joined: Dist) -> str:
+    """'2.27.5', or '-' without GPUs."""
     if joined.device.type != "cuda":
         return "-"
     return ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -119,7 +133,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     names = [name for name in rows[0] if name != "problems"]
     cells = [names, *([str(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""report.md of a run, made from the files of its directory only: `python -m <package>.ddp.report runs/<id>` makes it again."""
+"""report.md, from the files of the run directory only: `python -m <package>.ddp.report runs/<id>` makes it again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from . import outcome
 from .chart import line_chart
 
 log = logging.getLogger("ddp")
-MARKS = {"done": "✔ done", "stopped": "■ stopped, to be continued", "stalled": "✘ stalled", "failed": "✘ failed", "config": "✘ wrong configuration"}
+MARKS = {
+    "done": "✔ done",
+    "stopped": "■ stopped, to be continued",
+    "stalled": "✘ stalled",
+    "failed": "✘ failed",
+    "config": "✘ wrong configuration",
+}
 
 
 def write(run_dir: Path) -> None:
@@ -29,30 +35,29 @@ def write(run_dir: Path) -> None:
 
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     events = outcome.attempts(run_dir)
-    last = next((event for event in reversed(events) if event["event"] == "end"), {})
+    last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
     parts = [f"# Run {run_dir.name}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
     if last.get("reason") and last["outcome"] != "done":
-        parts.append(f"**{last['kind']}**: {last['reason']}" + (f"\n\nWhat to do: {last['advice']}." if last["advice"] else ""))
+        parts.append(f"**{last['kind']}**: {last['reason']}")
+        parts += [f"What to do: {last['advice']}."] if last["advice"] else []
     parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
-    parts.append("## Attempts\n\n" + _table(["attempt", "ranks", "began", "took", "outcome", "why"], _attempt_rows(events)))
+    parts += ["## Attempts", _attempt_table(events)]
     if metrics:
-        values: dict[str, Any] = {}
-        for row in metrics:
-            values.update({name: (value, row["step"]) for name, value in row.items() if name != "step"})
-        rows = [[name, "not finite" if value is None else f"{value:.5g}", str(step)] for name, (value, step) in sorted(values.items())]
-        parts.append("## Metrics\n\n![loss over steps](loss.svg)\n\n" + _table(["metric", "last value", "at step"], rows))
+        parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
-        parts.append(f"## Samples\n\n![newest samples](samples/{pictures[-1].name})\n\n{pictures[-1].stem}, {len(pictures)} pictures in samples/")
+        newest = pictures[-1]
+        parts += ["## Samples", f"![newest samples](samples/{newest.name})"]
+        parts += [f"{newest.stem}, {len(pictures)} pictures in samples/"]
     states = [json.loads(path.read_text()) for path in (run_dir / "heartbeats").glob("rank*.json")]
     if states:
-        parts.append("## Ranks\n\nSeconds spent in each phase, since the start of the last attempt.\n\n" + _rank_table(states))
+        parts += ["## Ranks", "Seconds spent in each phase, since the start of the last attempt.", _rank_table(states)]
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
-    parts.append(f"<details><summary>Effective settings, and who set each</summary>\n\n```\n{settings}```\n\n</details>")
+    parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
     return parts
 
 
-def _attempt_rows(events: list[dict[str, Any]]) -> list[list[str]]:
+def _attempt_table(events: list[dict[str, Any]]) -> str:
     """One row a start; an end belongs to the start before it, and a start without one was killed."""
     rows = []
     for event, following in zip(events, [*events[1:], {}], strict=True):
@@ -63,7 +68,17 @@ def _attempt_rows(events: list[dict[str, Any]]) -> list[list[str]]:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         why = str(ended.get("reason", "left no outcome: killed from outside")).splitlines()[0]
         rows.append([str(event["attempt"]), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
-    return rows
+    return _table(["attempt", "ranks", "began", "took", "outcome", "why"], rows)
+
+
+def _metric_table(metrics: list[dict[str, Any]]) -> str:
+    """The last value of each metric, and its step."""
+    last = {name: (value, row["step"]) for row in metrics for name, value in row.items() if name != "step"}
+    rows = [
+        [name, "not finite" if value is None else f"{value:.5g}", str(step)]
+        for name, (value, step) in sorted(last.items())
+    ]
+    return _table(["metric", "last value", "at step"], rows)
 
 
 def _rank_table(states: list[dict[str, Any]]) -> str:
@@ -78,7 +93,8 @@ def _rank_table(states: list[dict[str, Any]]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines)
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
 def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
@@ -95,10 +111,16 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             row = json.loads(text)
         except json.JSONDecodeError:  # a kill in the middle of a line
             continue
-        while rows and (rows[-1]["step"] > row["step"] or (rows[-1]["step"] == row["step"] and rows[-1].keys() == row.keys())):
+        while rows and _replaces(row, rows[-1]):
             rows.pop()
         rows.append(row)
     return rows
+
+
+def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
+    """A step can have two rows that count, of training and of evaluation: they differ in their names."""
+    later_step = bool(earlier["step"] > row["step"])
+    return later_step or (earlier["step"] == row["step"] and earlier.keys() == row.keys())
 
 
 if __name__ == "__main__":

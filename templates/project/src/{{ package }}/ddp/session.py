@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from .clocks import Clocks
 from .env import Place, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase, snapshot
+from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags
@@ -32,10 +32,15 @@ from .setup import Dist, rendezvous, setup_distributed, shutdown
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
-Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
 
 # What PyTorch says when a peer has gone. The rank that reads it is a victim.
-PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket closed")
+PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+)
 
 
 @dataclass(frozen=True)
@@ -50,25 +55,27 @@ class Session:
 
 
 @contextmanager
-def session(run: RunSettings, clocks: Clocks, logs: LogSettings, preempt: PreemptSettings, rows: Rows = ()) -> Iterator[Session]:
+def session(
+    run: RunSettings, clocks: Clocks, logs: LogSettings, preempt: PreemptSettings, rows: Rows = ()
+) -> Iterator[Session]:
     """Join the other ranks, watch over the body, and leave with the right exit code on every rank.
 
-    The body may raise anything. StopRequested (after saving a checkpoint) ends the run with 75, ConfigError with 78; any
-    other exception is reported with rank, phase, step and stack, and ends every rank within seconds.
+    The body may raise anything. StopRequested (after saving a checkpoint) ends the run with 75, ConfigError with 78;
+    any other exception is reported with rank, phase, step and stack, and ends every rank within seconds.
     """
     place = _place_or_exit(run)
-    _log_to_console(place)
+    log_to_console(place)
     try:
         faults.parse(os.environ.get("DDP_FAULTS", ""))
         joined = rendezvous(place, clocks)
         directory = _run_directory(joined, run)
     except (ConfigError, RunFailed, OSError, ValueError) as error:
         _give_up_early(error, run, place.attempt)
-    _log_to_file(directory, place)
+    log_to_file(directory, place)
     flags = StopFlags(preempt, directory / "stop")
     flags.install()
     if place.rank == 0:
-        _describe(directory, joined, rows)
+        describe(directory, joined, rows)
 
     monitor = Monitor(joined, directory, logs.heartbeat_s)
     monitor.start()
@@ -117,8 +124,9 @@ def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
 
 
 def _peer_lost(error: BaseException) -> bool:
-    lost = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    return isinstance(error, lost) or (isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST))
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST)
 
 
 def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
@@ -129,7 +137,7 @@ def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif isinstance(error, torch.OutOfMemoryError):
         kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
     elif isinstance(error, Diverged):
-        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward pass"
+        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
     elif isinstance(error, FloatingPointError):
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif "DataLoader" in text:
@@ -175,48 +183,3 @@ def _run_directory(joined: Dist, run: RunSettings) -> Path:
             "set run.dir to a file system that all nodes share",
         )
     return directory
-
-
-def _describe(directory: Path, joined: Dist, rows: Rows) -> None:
-    """Print the effective settings with who set each, and keep them in the run directory."""
-    place = joined.place
-    names = max((len(name) for name, _, _ in rows), default=0)
-    settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
-    log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
-    (directory / "settings.txt").write_text(settings + "\n")
-    wanted = ("DDP_", "TORCH", "NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_", "ROCR_", "SLURM_", "MASTER_", "OMP_", "FI_")
-    facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
-    facts += [f"rank {rank} host {host}" for rank, host in enumerate(joined.hosts)]
-    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(wanted))
-    (directory / "environment.txt").write_text("\n".join(facts) + "\n")
-
-
-def _log_to_console(place: Place) -> None:
-    handler = _ConsoleHandler()
-    who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(message)s", "%H:%M:%S"))
-    handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
-    handler.addFilter(lambda record: not getattr(record, "file_only", False))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
-    log.propagate = False
-
-
-def _log_to_file(directory: Path, place: Place) -> None:
-    try:
-        handler = logging.FileHandler(directory / "logs" / f"rank{place.rank}.log")
-    except OSError as error:
-        log.warning("no log file for this rank: %s", error)
-        return
-    handler.setFormatter(logging.Formatter(f"%(asctime)s rank{place.rank} %(levelname)s %(message)s"))
-    log.addHandler(handler)
-
-
-class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
-    """Prints above the progress bar instead of through it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(self.format(record), file=sys.stderr)
-        self.flush()

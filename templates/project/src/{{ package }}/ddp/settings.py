@@ -24,15 +24,21 @@ S = TypeVar("S", bound=BaseSettings)
 class RunSettings(BaseModel, extra="forbid"):
     """Which run this is, and on what."""
 
-    id: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$", description="name of the run directory; empty makes one from the date")
-    dir: Path = Field(Path("runs"), description="where run directories are; on a cluster, a file system that all nodes share")
+    id: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        description="name of the run directory; empty makes one from the date",
+    )
+    dir: Path = Field(Path("runs"), description="where run directories are; all nodes must share this file system")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 
-def load(settings_class: type[S], argv: Sequence[str] | None = None, strict_variables: bool = True) -> tuple[S, dict[str, str]]:
-    """The validated settings, and for each 'section.key' who set it: default, the file, the variable or the command line.
+def load(
+    settings_class: type[S], argv: Sequence[str] | None = None, strict_variables: bool = True
+) -> tuple[S, dict[str, str]]:
+    """The validated settings, and who set each 'section.key': default, the file, the variable or the command line.
 
     Exits with code 78 and one line for each problem when something is wrong; with code 0 after `--help`.
     """
@@ -108,9 +114,14 @@ def _read_yaml(path: Path, required: bool) -> dict[str, Any]:
 def _read_command_line(settings_class: type[BaseSettings], arguments: Sequence[str]) -> dict[str, Any]:
     try:
         source: CliSettingsSource[Any] = CliSettingsSource(
-            settings_class, cli_parse_args=list(arguments), cli_exit_on_error=False, cli_hide_none_type=True,
-            cli_avoid_json=True, cli_prog_name="python -m <package>.train", case_sensitive=True,
-        )  # fmt: skip
+            settings_class,
+            cli_parse_args=list(arguments),
+            cli_exit_on_error=False,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            cli_prog_name="python -m <package>.train",
+            case_sensitive=True,
+        )
         return source()
     except SettingsError as error:
         problem = str(error.__cause__ or error).removeprefix("error parsing CLI: ")
@@ -123,7 +134,8 @@ def _refuse_unknown_variables(settings_class: type[BaseSettings]) -> None:
     prefix = settings_class.model_config.get("env_prefix", "")
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name.upper() not in known)
     if unknown:
-        raise ConfigError(f"nothing reads the variable {', '.join(unknown)}", f"unset it, or use one of {', '.join(sorted(known))}")
+        remedy = f"unset it, or use one of {', '.join(sorted(known))}"
+        raise ConfigError(f"nothing reads the variable {', '.join(unknown)}", remedy)
 
 
 def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ log = logging.getLogger("ddp")
 
 @dataclass(frozen=True)
 class Dist:
-    """What a rank knows about its job. `store` is for waiting off the collective clock, `control` is a gloo group for decisions."""
+    """What a rank knows about its job. `store`: waiting off the collective clock; `control`: decisions, over gloo."""
 
     place: Place
     clocks: Clocks
@@ -66,7 +67,7 @@ def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
         if is_server and (os.strerror(errno.EADDRINUSE) in str(error) or "EADDRINUSE" in str(error)):
             raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT") from error
         raise RunFailed(
-            f"rank {place.rank} on {place.host} cannot reach the store of rank 0 at {where} within {clocks.init_s:g} s: "
+            f"rank {place.rank} on {place.host} cannot reach the store at {where} within {clocks.init_s:g} s: "
             "rank 0 did not start, MASTER_ADDR is wrong, or a firewall closes the port"
         ) from error
     return dist.PrefixStore(f"attempt{place.attempt}", store)
@@ -85,7 +86,7 @@ def rendezvous(place: Place, clocks: Clocks) -> Dist:
             f"two processes claim rank {place.rank} (this one is on {place.host})",
             "check NODE_RANK, or that no older job still uses this MASTER_ADDR and MASTER_PORT",
         )
-    hello = {"host": place.host, "world_size": place.world_size, "local_rank": place.local_rank}
+    hello: dict[str, Any] = {"host": place.host, "world_size": place.world_size, "local_rank": place.local_rank}
     store.set(f"hello/{place.rank}", json.dumps(hello))
 
     keys = [f"hello/{rank}" for rank in range(place.world_size)]
@@ -122,7 +123,8 @@ def choose_device(place: Place, wanted: str) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and visible == 0):
         return torch.device("cpu")
     if visible == 0:
-        raise ConfigError(f"run.device is cuda, but {place.host} shows no GPU to rank {place.rank}", "set run.device to cpu or auto")
+        problem = f"run.device is cuda, but {place.host} shows no GPU to rank {place.rank}"
+        raise ConfigError(problem, "set run.device to cpu or auto")
     if visible == 1 and place.launcher != "torchrun":
         return torch.device("cuda", 0)  # the scheduler binds one GPU to each task
     if place.local_rank >= visible:
@@ -138,7 +140,8 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
 
     Why this order (sources in the project's documentation, `docs/facts`):
     - without a current device, barrier() and object collectives pick one, and several ranks can pick the same;
-    - `device_id` makes NCCL connect inside init, under the init phase's clock, and tells nccl2 (default from torch 2.15) its GPU;
+    - `device_id` makes NCCL connect inside init, under that phase's clock, and tells nccl2 (default from torch 2.15)
+      its GPU;
     - `new_group` and `monitored_barrier` do not inherit a timeout: their default is 30 minutes;
     - the warm-up collective makes connections fail here, not after an hour of reading data.
 
@@ -170,7 +173,8 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     ones = torch.ones(1, device=chosen)
     dist.all_reduce(ones)
     if int(ones.item()) != place.world_size:
-        raise RunFailed(f"the warm-up all_reduce summed {place.world_size} ones to {ones.item():g}: the transport corrupts data")
+        got = f"{place.world_size} ones to {ones.item():g}"
+        raise RunFailed(f"the warm-up all_reduce summed {got}: the transport corrupts data")
     return replace(joined, device=chosen, backend=backend, control=control)
 
 

@@ -38,42 +38,37 @@ def judge(states: Sequence[State], silent: Sequence[int]) -> Verdict:
         silent: ranks whose heartbeats have stopped altogether.
     """
     if silent:
-        return _verdict(
-            "rank_killed", states, silent,
-            "sends no heartbeat any more: killed (SIGKILL, out of memory on the host), suspended, or stuck in C code",
-            "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory",
-        )  # fmt: skip
+        what = "sends no heartbeat any more: killed (SIGKILL, out of memory on the host), suspended, or stuck in C code"
+        advice = "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory"
+        return _verdict("rank_killed", states, silent, what, advice)
     guards = [int(state["rank"]) for state in states if state["phase"].startswith("guard:")]
     if guards:
-        return _verdict(
-            "rank0_work", states, guards, "made no progress in rank-0 work while the others waited",
-            "call progress() at each inner step if the work is merely long, or raise clocks.guard_s",
-        )  # fmt: skip
+        what = "made no progress in rank-0 work while the others waited"
+        advice = "call progress() at each inner step if the work is merely long, or raise clocks.guard_s"
+        return _verdict("rank0_work", states, guards, what, advice)
     issued = [int(state["collectives"]) for state in states]
     behind = [rank for rank, count in enumerate(issued) if count < max(issued)]
     if behind:
-        return _verdict(
-            "missing_rank", states, behind, f"has not come to collective {max(issued)}, in which the others wait",
-            "its stack below shows what it does instead",
-        )  # fmt: skip
+        what = f"has not come to collective {max(issued)}, in which the others wait"
+        return _verdict("missing_rank", states, behind, what, "its stack below shows what it does instead")
     busy = [int(state["rank"]) for state in states if not state["phase"].startswith(WAITING)]
     if busy and len(busy) < len(states):
-        return _verdict("missing_rank", states, busy, "does not move on, and the others wait for it", "its stack shows where it is")
-    return _verdict(
-        "unknown", states, range(len(states)), "wait, and none is behind: the network, a GPU, or a lock that all of them hold",
-        "compare the stacks of all ranks in stacks/", tell_ranks=False,
-    )  # fmt: skip
+        what = "does not move on, and the others wait for it"
+        return _verdict("missing_rank", states, busy, what, "its stack shows where it is")
+    what = "wait, and none is behind: the network, a GPU, or a lock that all of them hold"
+    advice = "compare the stacks of all ranks in stacks/"
+    return _verdict("unknown", states, range(len(states)), what, advice, tell_ranks=False)
 
 
-def _verdict(kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str, tell_ranks: bool = True) -> Verdict:
+def _verdict(
+    kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str, tell_ranks: bool = True
+) -> Verdict:
     first = states[ranks[0]]
     names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks) if tell_ranks else "all ranks"
     note = f", at {first['note']!r}" if first["note"] else ""
-    return Verdict(
-        STALLED, kind,
-        f"{names} {what}; phase {first['phase']}, step {first['step']}{note}, idle for {first['age_s']:.0f} s",
-        list(ranks) if tell_ranks else None, first["phase"], first["step"], advice,
-    )  # fmt: skip
+    reason = f"{names} {what}; phase {first['phase']}, step {first['step']}{note}, idle for {first['age_s']:.0f} s"
+    blamed = list(ranks) if tell_ranks else None
+    return Verdict(STALLED, kind, reason, blamed, first["phase"], first["step"], advice)
 
 
 def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 2.0) -> list[str]:
@@ -84,10 +79,11 @@ def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 
     lines = []
     names = {name for state in after for name in state["phase_s"] if not name.startswith(WAITING)}
     for name in sorted(names):
-        spent = [new["phase_s"].get(name, 0.0) - old["phase_s"].get(name, 0.0) for old, new in zip(before, after, strict=True)]
+        totals = [[state["phase_s"].get(name, 0.0) for state in states] for states in (before, after)]
+        spent = [new - old for old, new in zip(*totals, strict=True)]
         usual = statistics.median(spent)
         lines += [
-            f"straggler: rank {state['rank']} ({state['host']}) spent {seconds:.1f} s in {name}, the median is {usual:.1f} s"
+            f"straggler: rank {state['rank']} ({state['host']}) spent {seconds:.1f} s in {name}, median {usual:.1f} s"
             for state, seconds in zip(after, spent, strict=True)
             if seconds > factor * usual and seconds > 1.0 and len(after) > 2
         ]

@@ -125,7 +125,12 @@ def test_environment_of_the_user_is_appended_to(cli, work, monkeypatch):
     assert git(work / "demo", "log", "--format=%an") == "Someone\n"
 
 
-def test_plain_copier_updates_a_new_project_at_once(cli, work, fork):
+@pytest.mark.parametrize("released", [True, False])
+def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, released):
+    """Also one that was made from a checkout past the last release, as developers do."""
+    monkeypatch.setattr(template, "CHECKOUT", fork)
+    if not released:
+        git(fork, "commit", "--quiet", "--allow-empty", "--message", "Unreleased")
     assert cli("new", "demo", "-y").exit_code == 0
     (fork / "templates" / "project" / "ADDED.txt").write_text("from the next release\n")
     git(fork, "add", "--all")

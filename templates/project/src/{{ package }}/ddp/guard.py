@@ -122,8 +122,9 @@ def no_collectives(name: str) -> Iterator[None]:
 
     The methods of the class `ProcessGroup` are replaced, so it does not matter how the caller imported the function.
     """
-    group, saved = dist.ProcessGroup, {method: vars(dist.ProcessGroup)[method] for method in COLLECTIVES}
-    forward = DistributedDataParallel.forward
+    targets: list[tuple[type, str]] = [(dist.ProcessGroup, method) for method in COLLECTIVES]
+    targets.append((DistributedDataParallel, "forward"))
+    saved = [vars(owner)[method] for owner, method in targets]
 
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError(
@@ -132,14 +133,12 @@ def no_collectives(name: str) -> Iterator[None]:
         )
 
     try:
-        for method in COLLECTIVES:
-            setattr(group, method, refuse)
-        DistributedDataParallel.forward = refuse  # type: ignore[method-assign]
+        for owner, method in targets:
+            setattr(owner, method, refuse)
         yield
     finally:
-        for method, original in saved.items():
-            setattr(group, method, original)
-        DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+        for (owner, method), original in zip(targets, saved, strict=True):
+            setattr(owner, method, original)
 
 
 def _caller() -> str:

@@ -45,16 +45,6 @@ def log_to_file(directory: Path, place: Place) -> None:
     log.addHandler(handler)
 
 
-class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
-    """Prints above the progress bar instead of through it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(self.format(record), file=sys.stderr)
-        self.flush()
-
-
 def describe(directory: Path, joined: Dist, rows: Rows) -> None:
     """Print the effective settings with who set each, and keep them in the run directory."""
     place = joined.place
@@ -66,3 +56,13 @@ def describe(directory: Path, joined: Dist, rows: Rows) -> None:
     facts += [f"rank {rank} host {host}" for rank, host in enumerate(joined.hosts)]
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
     (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
+    """Prints above the progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+        self.flush()

@@ -63,9 +63,9 @@ def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> torc
 class MetricLog:
     """Training scalars, averaged over ranks, to metrics.jsonl, the tracker and the console of rank 0.
 
-    A full disk or a broken tracker is a warning: training goes on, and waits for neither. `scalars` starts one all_reduce
-    and a copy to pinned memory; the values are read at the next call, when they have long arrived. The names are fixed
-    by the first call, so that all ranks always reduce the same thing.
+    A full disk or a broken tracker is a warning: training goes on, and waits for neither. `scalars` starts one
+    all_reduce and a copy to pinned memory; the values are read at the next call, when they have long arrived. The names
+    are fixed by the first call, so that all ranks always reduce the same thing.
     """
 
     def __init__(self, joined: Dist, run_dir: Path, settings: LogSettings) -> None:
@@ -77,7 +77,7 @@ class MetricLog:
         self._tracker = _Tracker(settings.tracker, run_dir) if joined.rank == 0 else None
 
     def scalars(self, step: int, values: dict[str, torch.Tensor]) -> None:
-        """Average zero-dimensional tensors over the ranks. Every rank must call it at the same step, names alike."""
+        """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names."""
         self.flush()
         names = sorted(values)
         self._names = self._names or names

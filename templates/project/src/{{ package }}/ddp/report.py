@@ -119,8 +119,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """A step can have two rows that count, of training and of evaluation: they differ in their names."""
-    later_step = bool(earlier["step"] > row["step"])
-    return later_step or (earlier["step"] == row["step"] and earlier.keys() == row.keys())
+    step: int = earlier["step"]
+    return step > row["step"] or (step == row["step"] and earlier.keys() == row.keys())
 
 
 if __name__ == "__main__":

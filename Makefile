@@ -1,0 +1,53 @@
+# make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
+# make test       a cross-section of the tests; no root, under 12 minutes on 2 cores
+# make test-all   everything: also what needs root (a two-node Slurm), other Pythons, or time
+# make bench      times of the command line, sizes of the generated files
+# make docs       the documentation site, into site/
+
+PYTHON ?= python3
+# An exact version: an open range may fetch gigabytes of another build. Machines with GPUs: make demo TORCH=torch
+TORCH ?= torch==2.13.0
+PIP_OPTIONS ?= --quiet --disable-pip-version-check
+
+.PHONY: demo test test-all bench docs examples clean
+
+demo: .venv-demo/done
+	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
+
+test: .venv/done
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/pytest -m "not slow and not slurm"
+
+test-all: .venv/done
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/pytest
+
+bench: .venv/done
+	.venv/bin/python benchmarks/cli.py
+	.venv/bin/python benchmarks/size.py
+
+docs: .venv/done
+	.venv/bin/mkdocs build --strict
+
+# examples/ holds rendered projects; a test keeps them equal to a fresh render.
+examples: .venv/done
+	.venv/bin/python examples/render.py
+
+.venv-demo/done: pyproject.toml
+	$(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python -m pip install $(PIP_OPTIONS) "$(TORCH)" numpy
+	.venv-demo/bin/python -m pip install $(PIP_OPTIONS) --editable .
+	touch $@
+
+.venv/done: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install $(PIP_OPTIONS) "$(TORCH)" numpy
+	.venv/bin/python -m pip install $(PIP_OPTIONS) --editable ".[test,docs]"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-demo demo site dist

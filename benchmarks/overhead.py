@@ -1,0 +1,150 @@
+"""What the hardening costs a training step, as a ratio to a bare DDP loop in the same processes.
+
+    PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/overhead.py [--package digits] [--channels 64] [--json FILE]
+
+Blocks of both loops alternate, with the same model, data and optimiser; the monitor thread runs in the hardened blocks only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+Step = Callable[[], None]
+
+
+def main() -> None:
+    """Join, alternate, print on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", default="digits", help="the generated package to measure")
+    parser.add_argument("--channels", type=int, default=16, help="size of the model")
+    parser.add_argument("--batch-size", type=int, default=64, help="of a rank")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--steps", type=int, default=50, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each loop; the first is warm-up")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    def part(name: str) -> Any:
+        return importlib.import_module(f"{options.package}.{name}")
+
+    clocks = part("ddp.clocks").Clocks()
+    joined = part("ddp.setup").rendezvous(part("ddp.env").detect(), clocks)
+    joined = part("ddp.setup").setup_distributed(joined, options.device)
+    scratch = Path(part("ddp.agree").from_rank0(joined, tempfile.mkdtemp()))
+    for name in ("stacks", "heartbeats"):
+        (scratch / name).mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    net = part("model").build_model(part("model").ModelSettings(channels=options.channels)).to(joined.device)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    data = part("data").build_datasets(part("data").DataSettings())[0]
+
+    bare = bare_step(part, model, optimizer, data, joined, options.batch_size)
+    hardened = hardened_step(part, model, optimizer, data, joined, options.batch_size, scratch)
+    times: dict[str, list[float]] = {"bare": [], "hardened": []}
+    for _ in range(options.rounds):
+        times["bare"].append(block(bare, options.steps, joined))
+        monitor = part("ddp.monitor").Monitor(joined, scratch, heartbeat_s=1)
+        dist.barrier()
+        monitor.start()
+        times["hardened"].append(block(hardened, options.steps, joined))
+        monitor.stop()
+    medians = {name: statistics.median(found[1:]) * 1e3 for name, found in times.items()}
+    ratios = [b / a for a, b in zip(times["bare"][1:], times["hardened"][1:], strict=True)]
+    result = {
+        **{"device": str(joined.device.type), "ranks": joined.world_size, "parameters": sum(p.numel() for p in net.parameters())},
+        **{f"{name}_ms": round(value, 3) for name, value in medians.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
+    if joined.rank == 0:
+        print(json.dumps(result, indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(result) + "\n")
+    part("ddp.setup").shutdown(joined)
+
+
+def block(step: Step, steps: int, joined: Any) -> float:
+    """Mean seconds of a step, synchronised at both ends only."""
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if joined.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps
+
+
+def bare_step(part: Any, model: Any, optimizer: Any, data: Any, joined: Any, batch_size: int) -> Step:
+    """The loop of a tutorial: loss, backward, clip, step, a printed loss every 20 steps."""
+    sampler: DistributedSampler[Any] = DistributedSampler(data, joined.world_size, joined.rank)
+    loader: DataLoader[Any] = DataLoader(data, batch_size, sampler=sampler, pin_memory=joined.device.type == "cuda")
+    count = 0
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    feed = forever()
+
+    def step() -> None:
+        nonlocal count
+        images, labels = (tensor.to(joined.device, non_blocking=True) for tensor in next(feed))
+        loss = part("model").diffusion_loss(model, images, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        count += 1
+        if count % 20 == 0:
+            loss.item()
+
+    return step
+
+
+def hardened_step(part: Any, model: Any, optimizer: Any, data: Any, joined: Any, batch_size: int, scratch: Path) -> Step:
+    """The body of the generated train.py, with its agreement, phases, loader, metrics and skipped non-finite steps."""
+    heartbeat, metrics, loader = part("ddp.heartbeat"), part("ddp.metrics"), part("ddp.loader")
+    flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings(), scratch / "stop")
+    agreement = part("ddp.agree").Agreement(joined, flags)
+    log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
+    feed = loader.endless(loader.make_loader(data, joined, loader.LoaderSettings(), batch_size=batch_size), joined, 0, 0)
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        agreement.poll(count)
+        _, _, (images, labels) = next(feed)
+        images, labels = images.to(joined.device, non_blocking=True), labels.to(joined.device, non_blocking=True)
+        with heartbeat.phase("forward"):
+            loss = part("model").diffusion_loss(model, images, labels)
+        with heartbeat.phase("backward"):
+            loss.backward()
+        with heartbeat.phase("optim"):
+            norm = metrics.global_norm(parameter.grad for parameter in model.parameters())
+            metrics.clip_gradients(model.parameters(), norm, 1.0)
+            metrics.step_if_finite(optimizer, norm)
+            optimizer.zero_grad(set_to_none=True)
+        count += 1
+        heartbeat.step_done(count, 0)
+        if count % 20 == 0:
+            log.scalars(count, {"loss": loss, "grad_norm": norm})
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

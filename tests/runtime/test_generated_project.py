@@ -1,0 +1,65 @@
+"""A rendered project as its owner meets it: clean for linters, typed, small, and its own tests pass."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PRESETS = ("local", "generic-slurm")
+Render = Callable[..., Path]
+
+
+def tool(project: Path, *command: str, timeout: float = 600) -> None:
+    """Run a Python tool in the project; fails the test with everything it printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DDP_", "PYTEST"))}
+    ended = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("tracker", ["tensorboard", "none"])
+def test_linters_and_the_type_checker_have_nothing_to_say(render: Render, preset: str, tracker: str) -> None:
+    project = render({"preset": preset, "tracker": tracker, "package": "digits"})
+    tool(project, "ruff", "check", "--no-cache", ".")
+    tool(project, "ruff", "format", "--no-cache", "--check", ".")
+    if tracker == "tensorboard":
+        tool(project, "mypy")
+
+
+@pytest.mark.timeout(600)
+def test_its_own_tests_pass(render: Render) -> None:
+    tool(render({"package": "digits"}), "pytest", "-q")
+
+
+def test_the_loop_and_each_module_stay_short() -> None:
+    ended = subprocess.run([sys.executable, ROOT / "benchmarks" / "size.py"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_the_ci_file_is_valid(render: Render) -> None:
+    """Structure by the rules of GitHub's workflow syntax that a mistake here would break."""
+    workflow = yaml.safe_load((render() / ".github" / "workflows" / "ci.yml").read_text())
+    assert set(workflow) == {"name", True, "jobs"}, "YAML reads the key `on` as true"
+    for job in workflow["jobs"].values():
+        assert {"runs-on", "steps", "timeout-minutes"} <= set(job)
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert any(command == "pytest" for command in commands)
+
+
+def test_an_odd_name_reaches_every_file_in_the_right_form(render: Render) -> None:
+    project = render({"preset": "generic-slurm"}, name="my-long_name-2")
+    assert (project / "src" / "my_long_name_2" / "train.py").exists()
+    assert "-m my_long_name_2.train" in (project / "launch" / "train.sbatch").read_text()
+    left = [path for path in project.rglob("*") if path.is_file() and ("{{" in str(path) or path.suffix == ".jinja")]
+    assert left == []

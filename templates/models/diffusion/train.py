@@ -38,9 +38,9 @@ def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
     job, device = run.dist, run.dist.device
 
-    torch.manual_seed(settings.run.seed)  # equal weights on all ranks, also without DDP's broadcast from rank 0
+    checkpoint.seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
     model = wrap(build_model(settings.model).to(device))
-    torch.manual_seed(settings.run.seed + 1 + job.rank)  # different noise on each rank
+    checkpoint.seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.train.learning_rate, weight_decay=settings.train.weight_decay, fused=True
     )

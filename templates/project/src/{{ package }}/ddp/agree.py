@@ -120,4 +120,5 @@ def same(joined: Dist, what: str, value: object, remedy: str) -> None:
     values = gather(joined, json.dumps(value, sort_keys=True))
     if len(set(values)) > 1:
         listing = ", ".join(f"{joined.who(rank)}: {text}" for rank, text in enumerate(values))
-        raise ConfigError(f"{what} differs between ranks ({listing}): some would wait for others for ever", remedy)
+        problem = f"{what} differs between ranks ({listing}): some would wait for others for ever"
+        raise ConfigError(problem, remedy, "uneven_inputs")

@@ -94,7 +94,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
-    name = f"step_{payload['counters']['step']:08d}"
+    name = _new_name(root, payload["counters"]["step"])
     aside, final = root / f".writing-{name}", root / name
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -116,8 +116,6 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
             json.dump(manifest, file_, indent=1)
             file_.flush()
             os.fsync(file_.fileno())
-        if final.exists():  # written before by this run, and loaded or superseded since
-            shutil.rmtree(final)
         os.replace(aside, final)
         _sync_directory(root)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
@@ -126,6 +124,13 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     for old in sorted(root.glob("step_*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return None
+
+
+def _new_name(root: Path, step: int) -> str:
+    """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
+    name = f"step_{step:08d}"
+    taken = [path.suffix[1:] or "0" for path in root.glob(f"{name}*")]
+    return f"{name}.{max(map(int, taken)) + 1:03d}" if taken else name
 
 
 def _newest_good(root: Path, progress: Progress) -> str | None:
@@ -143,6 +148,14 @@ def _newest_good(root: Path, progress: Progress) -> str | None:
             continue
         return candidate.name
     return None
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator whose state a checkpoint holds, so that two runs with one seed are the same run."""
+    random.seed(seed)
+    torch.manual_seed(seed)  # the CPU's and all GPUs'
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def end(
     rank has announced: this rank writes the report only if the author dies before it has.
     """
     if not _ending.acquire(blocking=False):
-        time.sleep(60)  # the other thread is ending the process
+        threading.Event().wait()  # for ever: the other thread is ending the process
     beat_s = joined.clocks.beat_s
     # From here on nothing may hold the exit up: not the store, not a dead file system.
     faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)

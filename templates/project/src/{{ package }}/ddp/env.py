@@ -48,11 +48,9 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
         ConfigError: a variable is missing, is not a number, or contradicts another one.
     """
     launcher = next((name for name, names in LAUNCHERS.items() if names[0] in environ and names[2] in environ), "none")
-    attempt = max(_number(environ, name, 0) for name in ("DDP_ATTEMPT", "SLURM_RESTART_COUNT"))
-    attempt += _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
     if launcher == "none":
         _refuse_half_set(environ)
-        return Place("none", 0, 0, 1, 1, socket.gethostname(), "", 0, attempt, False)
+        return Place("none", 0, 0, 1, 1, socket.gethostname(), "", 0, attempt(environ), False)
 
     names = LAUNCHERS[launcher]
     rank, world_size = _number(environ, names[0]), _number(environ, names[2])
@@ -79,10 +77,16 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
         host=socket.gethostname(),
         master_addr=environ.get("MASTER_ADDR", ""),
         master_port=_number(environ, "MASTER_PORT", 0),
-        attempt=attempt,
+        attempt=attempt(environ),
         # torch/distributed/rendezvous.py reads it as the string "True" (torch 2.13)
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def attempt(environ: Mapping[str, str] = os.environ) -> int:
+    """How often this job has been restarted, by the launch script, Slurm or torchrun's agent."""
+    by_job = max(_number(environ, name, 0) for name in ("DDP_ATTEMPT", "SLURM_RESTART_COUNT"))
+    return by_job + _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def cpus_for_this_process(place: Place) -> int:

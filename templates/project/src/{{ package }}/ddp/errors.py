@@ -12,10 +12,12 @@ class ConfigError(Exception):
     Args:
         problem: one line that says what is wrong.
         remedy: one line that says what to do.
+        kind: the kind of the outcome, see README.md.
     """
 
-    def __init__(self, problem: str, remedy: str) -> None:
+    def __init__(self, problem: str, remedy: str, kind: str = "launcher_misconfig") -> None:
         super().__init__(f"{problem}\n  -> {remedy}")
+        self.kind = kind
 
 
 class StopRequested(Exception):

@@ -61,9 +61,13 @@ def progress(note: str = "") -> None:
 
 
 def step_done(step: int, epoch: int) -> None:
-    """`step` optimiser steps are finished (counted from the start of the run, not of this attempt)."""
+    """`step` optimiser steps are finished (counted from the start of the run, not of this attempt).
+
+    Called once before the loop as well: what follows is no longer "init", and outside any other phase it is "train".
+    """
     with beat.lock:
         beat.step, beat.epoch = step, epoch
+        beat.phase = "train" if beat.phase == "init" else beat.phase
 
 
 def snapshot(rank: int, host: str) -> dict[str, Any]:

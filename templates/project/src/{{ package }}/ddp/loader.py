@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, Field
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from .agree import same
 from .errors import ConfigError
@@ -99,6 +98,11 @@ def make_loader(
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
     """
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"{type(dataset).__name__} is iterable: its shards may differ in length, and the longest would hang",
+            "give it __len__ and __getitem__, for instance over the files or records of an index",
+        )
     length = len(cast(Any, dataset))
     same(
         joined,
@@ -161,8 +165,3 @@ def endless(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iter
             used += cast(int, loader.batch_size) * joined.world_size
             yield epoch, used, batch
         epoch, start = epoch + 1, 0
-
-
-def steps_per_epoch(loader: DataLoader[T]) -> int:
-    """Batches of a whole epoch, equal on all ranks for a training loader."""
-    return math.ceil(len(cast(GlobalOrder, loader.sampler)) / cast(int, loader.batch_size))

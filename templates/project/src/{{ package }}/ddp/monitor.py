@@ -96,7 +96,10 @@ class Monitor:
             self.fail(self.diagnose())
         if time.monotonic() - self._spoke >= self._heartbeat_s:
             self._spoke = time.monotonic()
-            self._write_down(state)
+            log.info("%s", line(state), extra={"file_only": self._rank != 0})
+            self.write_heartbeat()
+            if self._rank == 0 and self._joined.world_size > 1:
+                self._compare_ranks()
 
     def _publish(self) -> dict[str, Any]:
         faulthandler.dump_traceback_later(1.5 * self._clocks.silent_s, exit=True, file=self._stacks)
@@ -116,14 +119,16 @@ class Monitor:
                 silent.append(int(state["rank"]))
         return silent
 
-    def _write_down(self, state: dict[str, Any]) -> None:
-        log.info("%s", line(state), extra={"file_only": self._rank != 0})
+    def write_heartbeat(self) -> None:
+        """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
+        path = self._run_dir / "heartbeats" / f"rank{self._rank}.json"
         try:
-            (self._run_dir / "heartbeats" / f"rank{self._rank}.json").write_text(json.dumps(state))
-        except OSError as error:  # a full disk is no reason to stop training
+            path.write_text(json.dumps(snapshot(self._rank, self._joined.place.host)))
+        except OSError as error:
             log.warning("heartbeat not written: %s", error)
-        if self._rank == 0 and self._joined.world_size > 1:
-            now = states(self._store, range(self._joined.world_size))
-            for text in stragglers(self._previous, now) if len(now) == len(self._previous) else []:
-                log.warning("%s", text)
-            self._previous = now
+
+    def _compare_ranks(self) -> None:
+        now = states(self._store, range(self._joined.world_size))
+        for text in stragglers(self._previous, now) if len(now) == len(self._previous) else []:
+            log.warning("%s", text)
+        self._previous = now

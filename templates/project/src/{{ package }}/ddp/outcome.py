@@ -26,20 +26,25 @@ def begin(run_dir: Path, attempt: int, world_size: int) -> None:
 def write(run_dir: Path, verdict: Verdict, attempt: int) -> bool:
     """Write outcome.json; the first rank to do so in an attempt wins. Returns whether this one did.
 
+    What an earlier attempt left is replaced.
+
     torchrun turns every exit code into 1, so launch scripts read this file instead.
     """
     content = {"version": VERSION, **verdict.as_dict(), "attempt": attempt, "time": round(time.time(), 1)}
     aside, final = run_dir / f".outcome-{os.getpid()}.json", run_dir / "outcome.json"
     try:
+        run_dir.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(content, indent=1))
         try:
             os.link(aside, final)  # fails if it exists: unlike rename, never replaces what another rank wrote
         except FileExistsError:
-            return False
+            if json.loads(final.read_text()).get("attempt", attempt) >= attempt:
+                return False
+            os.replace(aside, final)
         finally:
-            aside.unlink()
+            aside.unlink(missing_ok=True)
         _append(run_dir, {"event": "end", **content})
-    except OSError as error:
+    except (OSError, ValueError) as error:
         log.warning("outcome.json not written: %s", error)
         return False
     return True

@@ -49,7 +49,9 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
         newest = pictures[-1]
         parts += ["## Samples", f"![newest samples](samples/{newest.name})"]
         parts += [f"{newest.stem}, {len(pictures)} pictures in samples/"]
-    states = [json.loads(path.read_text()) for path in (run_dir / "heartbeats").glob("rank*.json")]
+    ranks = next((event["world_size"] for event in reversed(events) if event["event"] == "start"), 0)
+    beats = [run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(ranks)]
+    states = [json.loads(path.read_text()) for path in beats if path.exists()]
     if states:
         parts += ["## Ranks", "Seconds spent in each phase, since the start of the last attempt.", _rank_table(states)]
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -22,13 +21,13 @@ from .agree import Agreement
 from .clocks import Clocks
 from .env import Place, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
-from .heartbeat import beat, phase, snapshot
+from .heartbeat import beat, phase
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags
 from .settings import RunSettings
-from .setup import Dist, rendezvous, setup_distributed, shutdown
+from .setup import Dist, meet, rendezvous, setup_distributed, shutdown
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
@@ -88,20 +87,23 @@ def session(
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
             agreement.settle()
-        with phase("shutdown"):
-            metrics.close()
     except StopRequested as stop:
         verdict = Verdict(STOPPED, "preempted", f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
     except BaseException as error:
         _fail(monitor, joined, error)
-    _leave(monitor, joined, directory, verdict)
-
-
-def _leave(monitor: Monitor, joined: Dist, directory: Path, verdict: Verdict) -> None:
-    """The orderly way out; all ranks come here together."""
-    state = snapshot(joined.rank, joined.place.host)
-    (directory / "heartbeats" / f"rank{joined.rank}.json").write_text(json.dumps(state))
+    try:
+        with phase("shutdown"):
+            metrics.close()
+            meet(joined)  # still watched: a rank that dies here is named, too
+    except BaseException as error:
+        _fail(monitor, joined, error)
     monitor.stop()
+    monitor.write_heartbeat()
+    _leave(joined, directory, verdict)
+
+
+def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
+    """The orderly way out, after all ranks have met."""
     shutdown(joined)
     if joined.rank == 0:
         outcome.write(directory, verdict, joined.place.attempt)
@@ -133,7 +135,7 @@ def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
     code, kind, advice = FAILED, "rank_exception", ""
     text = str(error)
     if isinstance(error, ConfigError):
-        code, kind = CONFIG, "launcher_misconfig"
+        code, kind = CONFIG, error.kind
     elif isinstance(error, torch.OutOfMemoryError):
         kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
     elif isinstance(error, Diverged):
@@ -142,11 +144,14 @@ def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif "DataLoader" in text:
         kind = "dataloader_stalled" if "timed out" in text else "dataloader_worker_died"
+    elif isinstance(error, RunFailed):
+        code, kind = STALLED, "unknown"
+        advice = "look at the log of rank 0, which says more"
     elif _peer_lost(error):
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
-    first = None if kind == "network_unreachable" else [joined.rank]
+    first = None if kind in ("network_unreachable", "unknown") else [joined.rank]
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
 
@@ -164,9 +169,7 @@ def _give_up_early(error: Exception, run: RunSettings, attempt: int) -> NoReturn
     print(f"error: {error}", file=sys.stderr, flush=True)
     if run.id:
         kind = "rendezvous_failed" if code == STALLED else "launcher_misconfig"
-        with suppress(OSError):  # the run directory itself may be what is wrong, and the line above is out
-            (run.dir / run.id).mkdir(parents=True, exist_ok=True)
-            outcome.write(run.dir / run.id, Verdict(code, kind, str(error), phase="init", step=0), attempt)
+        outcome.write(run.dir / run.id, Verdict(code, kind, str(error), phase="init", step=0), attempt)
     os._exit(code)
 
 

@@ -13,7 +13,10 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsError
 
+from . import outcome
+from .env import attempt
 from .errors import CONFIG, ConfigError
+from .verdict import Verdict
 
 # Read by the plumbing, but no settings: they describe one start, not the run.
 OTHER_VARIABLES = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}
@@ -48,6 +51,9 @@ def load(
         return _load(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
+        if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
+            verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
+            outcome.write(Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id), verdict, attempt())
         raise SystemExit(CONFIG) from None
 
 

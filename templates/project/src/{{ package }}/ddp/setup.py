@@ -138,7 +138,7 @@ def choose_device(place: Place, wanted: str) -> torch.device:
 def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     """Make the process groups: device first, then init with timeout and device_id, control group, barrier, warm-up.
 
-    Why this order (sources in the project's documentation, `docs/facts`):
+    Why this order (sources: ddp-scaffold's documentation, page facts):
     - without a current device, barrier() and object collectives pick one, and several ranks can pick the same;
     - `device_id` makes NCCL connect inside init, under that phase's clock, and tells nccl2 (default from torch 2.15)
       its GPU;
@@ -188,10 +188,18 @@ def collectives_issued() -> int:
     return int(counter()) if counter else -1
 
 
+def meet(joined: Dist) -> None:
+    """Wait for every rank, on the control group; rank 0 names those that do not come within `clocks.collective_s`."""
+    dist.monitored_barrier(joined.control, timeout=seconds(joined.clocks.collective_s), wait_all_ranks=True)
+
+
 def shutdown(joined: Dist) -> None:
-    """The orderly way out, for the success path only: wait for every rank, then destroy the groups.
+    """The orderly way out, for the success path only: destroy the groups; rank 0, which may serve the store, goes last.
 
     Never call it on an error path: the other ranks are in a collective, and destroying the group hides who failed.
     """
-    dist.monitored_barrier(joined.control, timeout=seconds(joined.clocks.collective_s), wait_all_ranks=True)
     dist.destroy_process_group()
+    left, deadline = joined.store.add("gone", 1), time.monotonic() + joined.clocks.silent_s
+    while joined.rank == 0 and left < joined.world_size and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = joined.store.add("gone", 0)

@@ -72,7 +72,7 @@ def _verdict(
 
 
 def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 2.0) -> list[str]:
-    """Lines about ranks that spent `factor` times the median in a phase between two rounds of heartbeats.
+    """Lines about ranks that spent `factor` times the others' median in a phase between two rounds of heartbeats.
 
     Phases in which a rank waits for others are left out: there the innocent ranks are the slow ones.
     """
@@ -81,10 +81,9 @@ def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 
     for name in sorted(names):
         totals = [[state["phase_s"].get(name, 0.0) for state in states] for states in (before, after)]
         spent = [new - old for old, new in zip(*totals, strict=True)]
-        usual = statistics.median(spent)
-        lines += [
-            f"straggler: rank {state['rank']} ({state['host']}) spent {seconds:.1f} s in {name}, median {usual:.1f} s"
-            for state, seconds in zip(after, spent, strict=True)
-            if seconds > factor * usual and seconds > 1.0 and len(after) > 2
-        ]
+        for index, (state, seconds) in enumerate(zip(after, spent, strict=True)):
+            usual = statistics.median(spent[:index] + spent[index + 1 :])
+            if seconds > factor * usual and seconds > 1.0:
+                who = f"rank {state['rank']} ({state['host']})"
+                lines.append(f"straggler: {who} spent {seconds:.1f} s in {name}, the others {usual:.1f} s (median)")
     return lines

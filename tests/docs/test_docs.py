@@ -1,0 +1,353 @@
+"""The documentation is true: it builds, its commands run and print what it shows, its tables are what the code has."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RUN, OUTPUT = "{ .bash .run }", "{ .text .output }"
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+END_OF_BLOCK = "@@ end of block @@"
+OUTCOMES = {"done", "failed", "stalled", "stopped", "config"}
+LEAF_COMMANDS = ["new", "presets list", "presets show", "presets check"]
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, to the next one of the same or a higher level."""
+    marks = heading.split()[0]
+    pattern = rf"^{re.escape(heading)}$\n(.*?)(?=^#{{1,{len(marks)}}} |\Z)"
+    found = re.search(pattern, text(page), re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no heading {heading!r}"
+    return found[1]
+
+
+def rows(markdown: str) -> list[list[str]]:
+    """The cells of every table row but the heads."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    heads = {number - 1 for number, line in enumerate(lines) if re.fullmatch(r"[|\s:-]+", line)}
+    body = (line for number, line in enumerate(lines) if number not in heads and number - 1 not in heads)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def codes(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# ------------------------------------------------------------------------------------------------------ the site
+
+
+class Loaded(HTMLParser):
+    """What a browser fetches by itself for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        if tag in ("script", "img", "iframe"):
+            self.addresses.append(attributes.get("src") or "")
+        if tag == "link" and attributes.get("rel") not in ("canonical", "prev", "next"):
+            self.addresses.append(attributes.get("href") or "")
+
+
+def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs mkdocs-material: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert built.returncode == 0, built.stderr
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert {page.stem for page in pages} >= {page.stem for page in DOCS.glob("*.md")}
+    for page in pages:
+        loaded = Loaded()
+        loaded.feed(page.read_text(encoding="utf-8"))
+        remote = [address for address in loaded.addresses if re.match(r"(https?:)?//", address)]
+        assert not remote, f"{page.name} loads {remote}"
+
+
+# -------------------------------------------------------------------------------------------- commands that are run
+
+
+@dataclass(frozen=True)
+class Block:
+    """A command block of a page, and the lines that must appear in its output, in their order."""
+
+    script: str
+    expected: list[str]
+
+
+def blocks(page: str) -> list[Block]:
+    found: list[Block] = []
+    for fence in FENCE.finditer(text(page)):
+        if fence["info"].strip() == RUN:
+            found.append(Block(fence["body"], []))
+        elif fence["info"].strip() == OUTPUT:
+            assert found, f"{page}: an output stands before every command"
+            found[-1].expected.extend(line for line in fence["body"].splitlines() if line.strip())
+    return found
+
+
+Executed = Callable[[str], tuple[Path, list[str]]]
+PAGES = sorted(page.name for page in DOCS.glob("*.md") if RUN in page.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def executed(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Executed:
+    """`executed(page)` runs a page's commands once, in one shell; returns its directory and each block's output."""
+    pytest.importorskip("torch", reason="the commands train")
+    shim = tmp_path_factory.mktemp("bin") / "ddp-scaffold"
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH={template_repo}/scaffold exec "{sys.executable}" -m ddp_scaffold "$@"\n')
+    shim.chmod(0o755)
+    ours = ("DDP_", "SLURM_", "TORCH", "NCCL_", "GLOO_", "OMP_", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    for name in ("NPROC", "NNODES", "NODE_RANK", "MAX_RESTARTS", "VENV", "PYTHONPATH"):
+        environment.pop(name, None)
+    environment["PATH"] = os.pathsep.join([str(shim.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment |= {"COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}  # two processes on the CPU, everywhere alike
+    done: dict[str, tuple[Path, list[str]]] = {}
+
+    def run(page: str) -> tuple[Path, list[str]]:
+        if page not in done:
+            directory = tmp_path_factory.mktemp(page.removesuffix(".md"))
+            script = "".join(f"{block.script}echo '{END_OF_BLOCK}'\n" for block in blocks(page))
+            ended = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{script}"],
+                cwd=directory,
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+                timeout=280,
+            )
+            assert ended.returncode == 0, ended.stdout
+            done[page] = directory, ended.stdout.split(f"{END_OF_BLOCK}\n")[:-1]
+        return done[page]
+
+    return run
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run_and_print_what_the_page_shows(executed: Executed, page: str) -> None:
+    _, outputs = executed(page)
+    assert len(outputs) == len(blocks(page))
+    for block, output in zip(blocks(page), outputs, strict=True):
+        lines = iter(output.splitlines())
+        for expected in block.expected:
+            pattern = ".*".join(re.escape(part) for part in expected.strip().split("..."))
+            assert any(re.fullmatch(pattern, line.strip()) for line in lines), f"{expected!r} is not next in\n{output}"
+
+
+# --------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.mark.parametrize("command", ["", *LEAF_COMMANDS])
+def test_flags_are_those_of_the_command(command: str) -> None:
+    """Both ways: no flag is invented, and none is left out. `--help` is described once, for all commands."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scaffold"), "COLUMNS": "200"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "ddp_scaffold", *command.split(), "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    options = shown.partition("Options:")[2].partition("Commands:")[0]
+    exist = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", options, re.MULTILINE))
+    documented = section("command-line.md", f"## `{f'ddp-scaffold {command}'.strip()}`")
+    described = {name for row in rows(documented) for name in codes(row[0]) if name.startswith("--")}
+    assert described | {"--help"} == exist
+
+
+def test_every_command_has_its_section() -> None:
+    import typer.main
+
+    from ddp_scaffold.cli import app
+
+    def leaves(command: Any, path: str = "") -> Iterator[str]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield from leaves(child, f"{path} {name}".strip())
+        if not hasattr(command, "commands"):
+            yield path
+
+    assert sorted(leaves(typer.main.get_command(app))) == sorted(LEAF_COMMANDS)
+
+
+def test_questions_and_json_keys_are_those_of_the_template(template_repo: Path, tmp_path: Path) -> None:
+    from ddp_scaffold.questions import load_questions
+
+    asked = {name for name, q in load_questions((ROOT / "copier.yml").read_text("utf-8")).items() if not q.computed}
+    described = [name for row in rows(section("command-line.md", "### Questions")) for name in codes(row[0])]
+    assert sorted(described) == sorted(asked)
+
+    environment = {**os.environ, "PYTHONPATH": str(template_repo / "scaffold")}
+    command = [sys.executable, "-m", "ddp_scaffold", "new", "demo", "--json", "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    keys = [codes(row[0])[0] for row in rows(section("command-line.md", "### The JSON object"))]
+    assert sorted(keys) == sorted(json.loads(done.stdout))
+
+
+def test_preset_fields_are_those_of_the_schema() -> None:
+    from ddp_scaffold.presets import Preset, files
+
+    described = {codes(row[0])[0]: row[2] == "yes" for row in rows(section("presets.md", "## Fields"))}
+    assert described == {name: field.is_required() for name, field in Preset.model_fields.items()}
+    listed = {name for row in rows(text("presets.md").partition("## How")[0]) for name in codes(row[0])}
+    assert listed == {file.stem for file in files()}
+
+
+# ------------------------------------------------------------------------------------------- the generated project
+
+SETTING = re.compile(r"(run|train|model|data|eval|sample|loader|checkpoint|log|clocks|preempt)\.[a-z_]+")
+SHOW_SETTINGS = """
+import json, sys
+from demo.config import Settings
+from demo.ddp import faults, settings as s
+rows = s.effective(*s.load(Settings, []))
+paths = [list(path) for path in s._fields(Settings)]
+variables = [s.variable(Settings, path) for path in paths] + sorted(s.OTHER_VARIABLES)
+print(json.dumps([{name: value for name, value, _ in rows}, variables, list(faults.KINDS), faults.DEFAULTS]))
+"""
+
+
+@pytest.fixture(scope="session")
+def project(render: Callable[..., Path]) -> Path:
+    return render()
+
+
+@pytest.fixture(scope="session")
+def described_by_code(project: Path) -> list[Any]:
+    """Effective settings by name, the variables that are read, kinds of faults, options of faults."""
+    pytest.importorskip("torch", reason="the settings are in modules that import it")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    environment["PYTHONPATH"] = str(project / "src")
+    command = [sys.executable, "-c", SHOW_SETTINGS]
+    shown = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
+    return list(json.loads(shown.stdout))
+
+
+def test_settings_and_their_defaults_are_those_of_a_rendered_project(described_by_code: list[Any]) -> None:
+    settings: dict[str, str] = described_by_code[0]
+    table = [row for row in rows(text("settings.md")) if SETTING.fullmatch(codes(row[0])[0])]
+    assert {codes(row[0])[0]: (codes(row[1]) or [""])[0] for row in table} == settings
+
+
+def test_settings_and_variables_named_anywhere_exist(described_by_code: list[Any]) -> None:
+    settings, variables = described_by_code[:2]
+    for page in DOCS.glob("*.md"):
+        words = page.read_text(encoding="utf-8")
+        named = [code for code in codes(words) if SETTING.fullmatch(code)]
+        named += re.findall(r"--((?:[a-z]+)\.[a-z_]+)", words)
+        files = (".py", ".yaml", ".sbatch", ".pt")
+        unknown = {name for name in named if name not in settings and not name.endswith((*files, ".key"))}
+        assert not unknown, f"{page.name}: no such setting {unknown}"
+        named = re.findall(r"\bDDP_(?!SCAFFOLD)[A-Z_]+[A-Z]\b", words)
+        assert not set(named) - set(variables), f"{page.name}: nothing reads {set(named) - set(variables)}"
+
+
+def test_faults_are_those_of_the_code(described_by_code: list[Any]) -> None:
+    kinds, defaults = described_by_code[2:]
+    table = rows(section("development.md", "## Fault injection"))
+    assert sorted(name for row in table if len(row) == 2 for name in codes(row[0])) == sorted(kinds)
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in table if len(row) == 3} == defaults
+
+
+def test_the_tour_names_every_file(project: Path) -> None:
+    tour = text("tour.md")
+    slurm_only = {"train.sbatch", "task.sh"}
+    for folder in ("src/demo", "src/demo/ddp", "launch", "launch/env", "configs"):
+        names = {path.name for path in (project / folder).iterdir() if path.is_file()} - {"__init__.py"}
+        missing = {name for name in names if name not in tour}
+        assert not missing, f"tour.md does not say what {missing} in {folder} is for"
+    modules = [name for row in rows(section("tour.md", "## The template's: `ddp/`")) for name in codes(row[0])]
+    assert sorted(modules) == sorted(p.name for p in (project / "src/demo/ddp").glob("[a-z]*.py"))
+    scripts = {name for row in rows(section("tour.md", "## The template's: `launch/`")) for name in codes(row[0])}
+    launch = project / "launch"
+    exist = {path.relative_to(launch).as_posix() for path in launch.rglob("*") if path.is_file()}
+    assert scripts == exist | slurm_only
+
+
+# ------------------------------------------------------------------------------------------------ the run directory
+
+
+@pytest.fixture(scope="session")
+def runs(executed: Executed) -> Path:
+    """The run directories that the quickstart leaves: `first`, stopped and resumed, and `hang`."""
+    return executed("quickstart.md")[0] / "digits" / "runs"
+
+
+def matching(entry: str) -> re.Pattern[str]:
+    """`logs/rank<N>.log` matches logs/rank12.log; a name that ends in / matches all that is below it."""
+    parts = re.split(r"(<[^>]*>)", entry)
+    pattern = "".join(r"[^/]+" if part.startswith("<") else re.escape(part) for part in parts)
+    return re.compile(pattern + (".*" if entry.endswith("/") else ""))
+
+
+@pytest.mark.timeout(300)
+def test_files_are_those_of_a_real_run(runs: Path) -> None:
+    files = {p.relative_to(run).as_posix() for run in runs.iterdir() for p in run.rglob("*") if p.is_file()}
+    always, sometimes = section("run-directory.md", "## Files").split("Not in every run:")
+    promised = [codes(row[0])[0] for row in rows(always)]
+    for entry in promised:
+        assert any(matching(entry).fullmatch(file) for file in files), f"no run has left {entry}"
+    described = [matching(entry) for entry in promised + [codes(row[0])[0] for row in rows(sometimes)]]
+    unexplained = {file for file in files if not any(pattern.fullmatch(file) for pattern in described)}
+    assert not unexplained
+
+
+@pytest.mark.timeout(300)
+def test_fields_are_those_of_a_real_run(runs: Path) -> None:
+    def fields(heading: str) -> set[str]:
+        return {name for row in rows(section("run-directory.md", heading)) for name in codes(row[0])}
+
+    outcome = json.loads((runs / "hang" / "outcome.json").read_text())
+    names = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if row[1] not in OUTCOMES}
+    assert names == set(outcome)
+
+    events = [json.loads(line) for line in (runs / "first" / "attempts.jsonl").read_text().splitlines()]
+    start = {codes(row[0])[0] for row in rows(section("run-directory.md", "## attempts.jsonl")) if row[1] != "end"}
+    assert start == set(events[0])
+    assert set(events[1]) == names | {"event"}
+
+    beat = json.loads((runs / "first" / "heartbeats" / "rank1.json").read_text())
+    assert fields("## heartbeats") == set(beat) | {"beat", "pid"}
+    manifest = json.loads(next((runs / "first" / "checkpoints").glob("*/manifest.json")).read_text())
+    assert {codes(row[0])[0] for row in rows(section("run-directory.md", "## manifest.json"))} == set(manifest)
+    assert set(manifest["counters"]) == {"step", "epoch", "used", "evaluated", "sampled", "saved"}
+
+
+def test_kinds_are_those_of_the_code(project: Path) -> None:
+    """Both ways: what is assigned to `kind` or is the kind of a verdict in the source."""
+    strings: set[str] = set()
+    sources = [path.read_text() for path in (project / "src/demo/ddp").glob("*.py")]
+    for source in (source for source in sources if "Verdict" in source):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Assign) and "kind" in ast.unparse(node.targets[0]):
+                value: ast.AST = node.value
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Verdict", "_verdict"):
+                value = ast.Tuple(node.args[:2])  # Verdict(code, kind, ...) and _verdict(kind, states, ...)
+            else:
+                continue
+            strings |= {part.value for part in ast.walk(value) if isinstance(part, ast.Constant) and part.value}
+    kinds = {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z0-9_]+", text)}
+    described = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if row[1] in OUTCOMES}
+    assert described == kinds

@@ -329,25 +329,25 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
     assert set(events[1]) == names | {"event"}
 
     beat = json.loads((runs / "first" / "heartbeats" / "rank1.json").read_text())
-    assert fields("## heartbeats") == set(beat) | {"beat", "pid"}
+    assert fields("## heartbeats") == set(beat)
     manifest = json.loads(next((runs / "first" / "checkpoints").glob("*/manifest.json")).read_text())
     assert {codes(row[0])[0] for row in rows(section("run-directory.md", "## manifest.json"))} == set(manifest)
     assert set(manifest["counters"]) == {"step", "epoch", "used", "evaluated", "sampled", "saved"}
 
 
 def test_kinds_are_those_of_the_code(project: Path) -> None:
-    """Both ways: what is assigned to `kind` or is the kind of a verdict in the source."""
-    strings: set[str] = set()
+    """Both ways: what is assigned to `kind`, or is the kind of a verdict or of a ConfigError, in the source."""
+    arguments = {"Verdict": slice(1, 2), "_verdict": slice(0, 1), "ConfigError": slice(2, 3)}
+    kinds: set[object] = set()
     sources = [path.read_text() for path in (project / "src/demo/ddp").glob("*.py")]
-    for source in (source for source in sources if "Verdict" in source):
+    for source in sources:
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Assign) and "kind" in ast.unparse(node.targets[0]):
-                value: ast.AST = node.value
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Verdict", "_verdict"):
-                value = ast.Tuple(node.args[:2])  # Verdict(code, kind, ...) and _verdict(kind, states, ...)
-            else:
-                continue
-            strings |= {part.value for part in ast.walk(value) if isinstance(part, ast.Constant) and part.value}
-    kinds = {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z0-9_]+", text)}
+            values: list[ast.expr] = []
+            if isinstance(node, ast.Assign) and "kind" in ast.unparse(node.targets[0]) and "Verdict" in source:
+                values = [node.value]
+            elif isinstance(node, ast.Call):
+                values = node.args[arguments.get(ast.unparse(node.func), slice(0))]
+            strings = {part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)}
+            kinds |= {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z0-9_]+", text)}
     described = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if row[1] in OUTCOMES}
     assert described == kinds

@@ -33,6 +33,7 @@ def end(outcome: str, reason: str) -> None:
     if rank == 0:
         exit_code = CODES[outcome]
         content = {"version": 1, "outcome": outcome, "exit_code": exit_code, "attempt": attempt, "reason": reason}
+        content["restart"] = exit_code in (70, 75)
         write(run_dir / "outcome.json", content)
     else:  # nobody leaves before the outcome is known, as in training
         while not (run_dir / "outcome.json").exists():

@@ -81,24 +81,29 @@ def test_directory_leaves_complaints_about_the_file_to_training(
 @pytest.mark.parametrize(
     ("content", "launcher", "expected"),
     [
-        ({"attempt": 2, "exit_code": 75, "reason": "signal\nSIGTERM"}, 1, (75, "stopped: signal SIGTERM")),
-        ({"attempt": 2, "exit_code": 0, "reason": ""}, 0, (0, "done: no reason given")),
-        ({"attempt": 1, "exit_code": 75, "reason": "x"}, 1, (1, "failed: outcome.json is of attempt 1")),
-        ({"attempt": 2, "exit_code": 9}, 1, (1, "failed: outcome.json is of attempt 2")),
-        ({"exit_code": 75}, 78, (78, "config: outcome.json cannot be used (KeyError('attempt'))")),
-        ([], 1, (1, "failed: outcome.json cannot be used")),
-        ("{", 70, (70, "stalled: outcome.json cannot be used")),
-        (None, 0, (0, "done: no outcome.json, and the launcher ended with 0")),
-        (None, 137, (1, "failed: no outcome.json, and the launcher ended with 137")),
+        (
+            {"attempt": 2, "exit_code": 75, "restart": True, "reason": "signal\nSIGTERM"},
+            1,
+            (75, "restart", "stopped: signal SIGTERM"),
+        ),
+        ({"attempt": 2, "exit_code": 75, "restart": False, "reason": "stop file"}, 1, (75, "end", "stopped: stop file")),
+        ({"attempt": 2, "exit_code": 0, "restart": False, "reason": ""}, 0, (0, "end", "done: no reason given")),
+        ({"attempt": 1, "exit_code": 75, "reason": "x"}, 1, (1, "end", "failed: outcome.json is of attempt 1")),
+        ({"attempt": 2, "exit_code": 9}, 1, (1, "end", "failed: outcome.json is of attempt 2")),
+        ({"exit_code": 75}, 78, (78, "end", "config: outcome.json cannot be used (KeyError('attempt'))")),
+        ([], 1, (1, "end", "failed: outcome.json cannot be used")),
+        ("{", 70, (70, "restart", "stalled: outcome.json cannot be used")),
+        (None, 0, (0, "end", "done: no outcome.json, and the launcher ended with 0")),
+        (None, 137, (1, "end", "failed: no outcome.json, and the launcher ended with 137")),
     ],
 )
-def test_ended(outcome: ModuleType, tmp_path: Path, content: Any, launcher: int, expected: tuple[int, str]) -> None:
+def test_ended(outcome: ModuleType, tmp_path: Path, content: Any, launcher: int, expected: tuple[int, str, str]) -> None:
     if content is not None:
         text = content if isinstance(content, str) else json.dumps(content)
         (tmp_path / "outcome.json").write_text(text)
-    code, what = outcome.ended(tmp_path, 2, launcher)
-    assert code == expected[0]
-    assert what.startswith(expected[1])
+    code, decision, what = outcome.ended(tmp_path, 2, launcher)
+    assert (code, decision) == expected[:2]
+    assert what.startswith(expected[2])
     assert "\n" not in what
 
 

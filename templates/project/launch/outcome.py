@@ -1,7 +1,7 @@
 """Where a run is, and how its last attempt ended: what the launch scripts ask before and after training.
 
     python launch/outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
-    python launch/outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints an exit code and what happened
+    python launch/outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
 """
@@ -31,8 +31,8 @@ def directory(default_id: str, arguments: Sequence[str]) -> Path:
     return Path(str(parent), str(run_id)).absolute()
 
 
-def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, str]:
-    """The exit code to act on (0, 1, 70, 75 or 78), and one line about it.
+def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, str, str]:
+    """The exit code to act on (0, 1, 70, 75 or 78), whether the run may start again, and one line about it.
 
     What an earlier attempt wrote is not believed. Without an outcome.json of this attempt, the launcher's code decides.
     """
@@ -40,14 +40,16 @@ def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, s
         outcome = json.loads((run_directory / "outcome.json").read_text())
         if outcome["attempt"] == attempt and outcome["exit_code"] in EXIT_CODES:
             reason = " ".join(str(outcome.get("reason") or "no reason given").split())
-            return outcome["exit_code"], f"{EXIT_CODES[outcome['exit_code']]}: {reason}"
+            code = outcome["exit_code"]
+            return code, "restart" if outcome["restart"] else "end", f"{EXIT_CODES[code]}: {reason}"
         missing = f"outcome.json is of attempt {outcome['attempt']}"
     except FileNotFoundError:
         missing = "no outcome.json"
     except (OSError, ValueError, KeyError, TypeError) as error:
         missing = f"outcome.json cannot be used ({error!r})"
     code = launcher_code if launcher_code in EXIT_CODES else 1
-    return code, f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
+    what = f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
+    return code, "restart" if code in (70, 75) else "end", what
 
 
 def _run_section(config: Path) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from .errors import ConfigError, Diverged, StopRequested
-from .heartbeat import phase
+from .heartbeat import collectives_issued, phase
 from .preempt import StopFlags
-from .setup import Dist, collectives_issued
+from .setup import Dist
 
 T = TypeVar("T")
 

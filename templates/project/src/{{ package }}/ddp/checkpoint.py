@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from .agree import from_rank0, gather
-from .errors import RunFailed
+from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
 from .heartbeat import phase
 from .setup import Dist
@@ -50,7 +50,7 @@ def save(
     Returns: whether it was written. A full disk keeps the last good checkpoint, and training goes on with a warning.
 
     Raises:
-        RunFailed: it could not be written and `must` is set (the run is about to end).
+        CheckpointFailed: on all ranks, when it could not be written and `must` is set (the run is about to end).
     """
     with phase("checkpoint"):
         rng = gather(joined, random_state(joined.device))
@@ -62,7 +62,7 @@ def save(
     if problem:
         log.warning("checkpoint of step %d not written: %s. The last good one is kept.", counters["step"], problem)
         if must:
-            raise RunFailed(f"the last checkpoint could not be written: {problem}")
+            raise CheckpointFailed(f"the checkpoint of step {counters['step']} could not be written: {problem}")
     return not problem
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -19,6 +20,7 @@ from typing import IO, Any, NoReturn
 import torch.distributed as dist
 
 from . import outcome, report
+from .heartbeat import snapshot
 from .setup import Dist
 from .verdict import Verdict
 
@@ -58,12 +60,36 @@ def end(
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
     log.error("%s: %s", verdict.kind, verdict.reason)
+    write_heartbeat(joined, run_dir)
+    _tell_torchrun(verdict, stack)
     deadline = time.monotonic() + 6 * beat_s
     while not mine and not (run_dir / "outcome.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     if outcome.write(run_dir, verdict, joined.place.attempt):
         report.write(run_dir)
     _leave_together(joined, store, verdict, mine)
+
+
+def write_heartbeat(joined: Dist, run_dir: Path) -> None:
+    """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
+    path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
+    try:
+        path.write_text(json.dumps(snapshot(joined.rank, joined.place.host)))
+    except OSError as error:
+        log.warning("heartbeat not written: %s", error)
+
+
+def _tell_torchrun(verdict: Verdict, stack: str) -> None:
+    """Without this file, torchrun's own table names whoever exited first, and no reason.
+
+    Format: torch/distributed/elastic/multiprocessing/errors/__init__.py, ProcessFailure (torch 2.6 to 2.13).
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        details = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+        content = {"message": {"message": verdict.reason, "errorCode": verdict.exit_code, "extraInfo": details}}
+        with suppress(OSError):  # the reason is in our own log as well
+            Path(path).write_text(json.dumps(content))
 
 
 def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:

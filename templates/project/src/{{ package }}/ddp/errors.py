@@ -24,6 +24,14 @@ class StopRequested(Exception):
     """All ranks agreed to stop: a signal, the time limit or a stop file (exit code 75 once a checkpoint is saved)."""
 
 
+class DataFailed(Exception):
+    """A batch could not be read; the message names rank, data set, worker and index. The cause is chained."""
+
+
+class CheckpointFailed(Exception):
+    """The checkpoint that a stop waits for could not be written (exit code 1: again would fare no better)."""
+
+
 class RunFailed(Exception):
     """Another rank failed or vanished; this one is a victim and only passes on what is known."""
 

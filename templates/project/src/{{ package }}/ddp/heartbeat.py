@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+
 from . import faults
-from .setup import collectives_issued
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
 WAITING = ("backward", "agree", "wait:")
@@ -68,6 +69,16 @@ def step_done(step: int, epoch: int) -> None:
     with beat.lock:
         beat.step, beat.epoch = step, epoch
         beat.phase = "train" if beat.phase == "init" else beat.phase
+
+
+def collectives_issued() -> int:
+    """How many collectives this rank has issued on the default group, or -1 where PyTorch does not tell.
+
+    `_get_sequence_number_for_group` is not public; on gloo and NCCL it answers at once, also while a collective hangs.
+    """
+    group = dist.group.WORLD if dist.is_initialized() else None
+    counter = getattr(group, "_get_sequence_number_for_group", None)
+    return int(counter()) if counter else -1
 
 
 def snapshot(rank: int, host: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from .agree import same
-from .errors import ConfigError
+from .errors import ConfigError, DataFailed
 from .heartbeat import phase
 from .setup import Dist
 from .workers import fitting_workers, protect_worker, worker_context
@@ -135,7 +135,7 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
     """The batches of one epoch from global sample `start` on, each waited for in the phase `data`.
 
     Raises:
-        RuntimeError: a worker hung or died; the message names rank, worker, data set and index.
+        DataFailed: the data set raised, or a worker hung or died; the message names rank, worker, data set and index.
     """
     order, located = cast(GlobalOrder, loader.sampler), cast("Located[T]", loader.dataset)
     order.set_epoch(epoch, start)
@@ -148,12 +148,12 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
                 batch = next(iterator)
             except StopIteration:
                 return
-            except RuntimeError as error:
-                if "DataLoader" not in str(error):
-                    raise
-                at = ", ".join(f"worker {worker} at index {i}" for worker, i in enumerate(located.reading.tolist()))
-                what = f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({at})"
-                raise RuntimeError(f"{what}: {error}") from error
+            except Exception as error:  # a data set may raise anything
+                at = [f"index {index}" for index in located.reading.tolist()]
+                at = [f"worker {worker} at {index}" for worker, index in enumerate(at)] if loader.num_workers else at
+                lines = str(error).strip().splitlines() or [""]  # a worker's whole traceback ends with the cause
+                what = f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({', '.join(at)})"
+                raise DataFailed(f"{what}: {type(error).__name__}: {lines[-1]}") from error
         yield batch
 
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn
 import torch.distributed as dist
 
 from .clocks import seconds
-from .ending import end, states
+from .ending import end, states, write_heartbeat
 from .errors import STALLED
 from .heartbeat import line, snapshot
 from .setup import Dist, connect_store
@@ -97,7 +97,7 @@ class Monitor:
         if time.monotonic() - self._spoke >= self._heartbeat_s:
             self._spoke = time.monotonic()
             log.info("%s", line(state), extra={"file_only": self._rank != 0})
-            self.write_heartbeat()
+            write_heartbeat(self._joined, self._run_dir)
             if self._rank == 0 and self._joined.world_size > 1:
                 self._compare_ranks()
 
@@ -118,14 +118,6 @@ class Monitor:
             elif now - since > limit:
                 silent.append(int(state["rank"]))
         return silent
-
-    def write_heartbeat(self) -> None:
-        """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
-        path = self._run_dir / "heartbeats" / f"rank{self._rank}.json"
-        try:
-            path.write_text(json.dumps(snapshot(self._rank, self._joined.place.host)))
-        except OSError as error:
-            log.warning("heartbeat not written: %s", error)
 
     def _compare_ranks(self) -> None:
         now = states(self._store, range(self._joined.world_size))

@@ -17,10 +17,15 @@ log = logging.getLogger("ddp")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
+# How a reason begins -> the kind of the outcome. After a stop file nothing is started again: a person wants the end.
+KINDS = {"signal": "preempted", "end of the allocation": "time_limit", "stop file": "benign"}
+
+
 class PreemptSettings(BaseModel, extra="forbid"):
     """When to stop early so that the checkpoint is written before the scheduler kills the job."""
 
     before_end_s: float = Field(120, ge=0, description="stop this long before the allocation ends (DDP_WALLTIME_END)")
+    poll_s: float = Field(1.0, gt=0, description="ranks agree on stopping this often; a stop takes up to twice that")
 
 
 class StopFlags:
@@ -55,7 +60,12 @@ class StopFlags:
         if self._reason is None and now >= self._next_look:
             self._next_look = now + 1
             if time.time() >= self._stop_at:
-                self._reason = "the allocation ends soon"
+                self._reason = "end of the allocation"
             elif self._stop_file.exists():
                 self._reason = f"stop file {self._stop_file}"
         return self._reason
+
+
+def kind_of(reason: str) -> str:
+    """The kind of outcome that a reason to stop leads to."""
+    return next(kind for beginning, kind in KINDS.items() if reason.startswith(beginning))

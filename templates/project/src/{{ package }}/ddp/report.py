@@ -61,7 +61,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
 
 def _attempt_table(events: list[dict[str, Any]]) -> str:
     """One row a start; an end belongs to the start before it, and a start without one was killed."""
-    rows = []
+    rows: list[list[str]] = []
     for event, following in zip(events, [*events[1:], {}], strict=True):
         if event["event"] != "start":
             continue
@@ -69,8 +69,8 @@ def _attempt_table(events: list[dict[str, Any]]) -> str:
         took = f"{ended['time'] - event['time']:.0f} s" if ended else "?"
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         why = str(ended.get("reason", "left no outcome: killed from outside")).splitlines()[0]
-        rows.append([str(event["attempt"]), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
-    return _table(["attempt", "ranks", "began", "took", "outcome", "why"], rows)
+        rows.append([str(len(rows) + 1), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
+    return _table(["start", "ranks", "began", "took", "outcome", "why"], rows)
 
 
 def _metric_table(metrics: list[dict[str, Any]]) -> str:

@@ -6,40 +6,29 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-import torch.distributed as dist
-
 from . import faults, outcome, report
 from .agree import Agreement
+from .blame import peer_lost, verdict_of
 from .clocks import Clocks
+from .ending import write_heartbeat
 from .env import Place, detect
-from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
+from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, RunFailed, StopRequested
 from .heartbeat import beat, phase
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
-from .preempt import PreemptSettings, StopFlags
+from .preempt import PreemptSettings, StopFlags, kind_of
 from .settings import RunSettings
 from .setup import Dist, meet, rendezvous, setup_distributed, shutdown
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
-
-# What PyTorch says when a peer has gone. The rank that reads it is a victim.
-PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Socket closed",
-)
 
 
 @dataclass(frozen=True)
@@ -83,12 +72,12 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
         log.info("%d ranks on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
-        agreement, metrics = Agreement(joined, flags), MetricLog(joined, directory, logs)
+        agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
             agreement.settle()
     except StopRequested as stop:
-        verdict = Verdict(STOPPED, "preempted", f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
+        verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
     except BaseException as error:
         _fail(monitor, joined, error)
     try:
@@ -98,7 +87,7 @@ def session(
     except BaseException as error:
         _fail(monitor, joined, error)
     monitor.stop()
-    monitor.write_heartbeat()
+    write_heartbeat(joined, directory)
     _leave(joined, directory, verdict)
 
 
@@ -117,43 +106,12 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
 def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
-    if isinstance(error, RunFailed) or _peer_lost(error):
+    if isinstance(error, RunFailed) or peer_lost(error):
         monitor.wait_for_verdict()
         found = monitor.diagnose()
         if found.kind == "rank_killed":
             monitor.fail(found)
-    monitor.fail(_verdict_of(error, joined))
-
-
-def _peer_lost(error: BaseException) -> bool:
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST)
-
-
-def _verdict_of(error: BaseException, joined: Dist) -> Verdict:
-    code, kind, advice = FAILED, "rank_exception", ""
-    text = str(error)
-    if isinstance(error, ConfigError):
-        code, kind = CONFIG, error.kind
-    elif isinstance(error, torch.OutOfMemoryError):
-        kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
-    elif isinstance(error, Diverged):
-        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
-    elif isinstance(error, FloatingPointError):
-        kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
-    elif "DataLoader" in text:
-        kind = "dataloader_stalled" if "timed out" in text else "dataloader_worker_died"
-    elif isinstance(error, RunFailed):
-        code, kind = STALLED, "unknown"
-        advice = "look at the log of rank 0, which says more"
-    elif _peer_lost(error):
-        code, kind = STALLED, "network_unreachable"
-        advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
-    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
-    first = None if kind in ("network_unreachable", "unknown") else [joined.rank]
-    stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
-    return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
+    monitor.fail(verdict_of(error, joined))
 
 
 def _place_or_exit(run: RunSettings) -> Place:

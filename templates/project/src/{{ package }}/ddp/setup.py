@@ -178,16 +178,6 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     return replace(joined, device=chosen, backend=backend, control=control)
 
 
-def collectives_issued() -> int:
-    """How many collectives this rank has issued on the default group, or -1 where PyTorch does not tell.
-
-    `_get_sequence_number_for_group` is not public; on gloo and NCCL it answers at once, also while a collective hangs.
-    """
-    group = dist.group.WORLD if dist.is_initialized() else None
-    counter = getattr(group, "_get_sequence_number_for_group", None)
-    return int(counter()) if counter else -1
-
-
 def meet(joined: Dist) -> None:
     """Wait for every rank, on the control group; rank 0 names those that do not come within `clocks.collective_s`."""
     dist.monitored_barrier(joined.control, timeout=seconds(joined.clocks.collective_s), wait_all_ranks=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .errors import FAILED, OUTCOMES, STALLED
+from .errors import FAILED, OUTCOMES, STALLED, STOPPED
 from .heartbeat import WAITING
 
 State = Mapping[str, Any]  # what heartbeat.snapshot() returns
@@ -27,7 +27,9 @@ class Verdict:
     stacks: dict[str, str] = field(default_factory=dict)  # rank -> Python stack of its main thread
 
     def as_dict(self) -> dict[str, Any]:
-        return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), **asdict(self)}
+        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end."""
+        restart = self.exit_code in (STALLED, STOPPED) and self.kind != "benign"
+        return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), "restart": restart, **asdict(self)}
 
 
 def judge(states: Sequence[State], silent: Sequence[int]) -> Verdict:

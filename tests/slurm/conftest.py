@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,23 @@ class Job:
         ).stdout
         return dict(field.split("=", 1) for field in shown.split() if "=" in field)
 
-    def ready(self, attempt: int, ranks: int = 4) -> list[dict[str, Any]]:
-        """Wait until all ranks of an attempt run, and return the arguments and environment of each (stand-in only)."""
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """A failed assertion in the body also shows what Slurm and the job say."""
         try:
-            return ready(self.run_dir, attempt, ranks)
+            yield
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.fields()}\n{self.output()}") from error
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+        """Wait for a true value and return it."""
+        with self.explained():
+            return until(condition, f"{what}, of job {self.id}", seconds)
+
+    def ready(self, attempt: int, ranks: int = 4) -> list[dict[str, Any]]:
+        """Wait until all ranks of an attempt run, and return the arguments and environment of each (stand-in only)."""
+        with self.explained():
+            return ready(self.run_dir, attempt, ranks)
 
     def cancel(self) -> None:
         """scancel, as a user does it."""
@@ -87,10 +99,7 @@ class Job:
 
     def wait(self, seconds: float = 100) -> JobResult:
         """Wait for the end of the job, restarts included."""
-        try:
-            until(lambda: self.fields()["JobState"] in ENDED, f"the end of job {self.id}", seconds)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.fields()}\n{self.output()}") from error
+        self.until(lambda: self.fields()["JobState"] in ENDED, "the end", seconds)
         fields = self.fields()
         code, _, number = fields["ExitCode"].partition(":")
         exit_code = int(code) if number == "0" else None

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# Trains on this machine: launch/torchrun.sh [training arguments], from any directory. Relative paths are the project's.
+#
+#   NPROC          processes here (default: auto); auto is one a GPU, or two on a machine without GPUs
+#   MAX_RESTARTS   restarts after a checkpointed stop or a stall (default: 3; several nodes: 0)
+#   VENV           virtual environment (default: .venv, if it exists, else the current Python)
+#   DDP_RUN__ID    the run to begin or to continue (default: the time)
+#   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   these and DDP_RUN__ID, on each node: several nodes without a scheduler
+#
+# Exit codes: 0 done, 1 failed, 70 stalled, 75 stopped with a checkpoint, 78 wrong configuration.
+# SIGTERM, SIGINT (Ctrl-C) or SIGHUP asks the ranks to save a checkpoint and stop. A second one makes torchrun end them,
+# after 30 s with SIGKILL.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
+
+count_gpus() {
+  local visible=${CUDA_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-unset}}
+  if [ "$visible" != unset ]; then
+    tr ',' '\n' <<<"$visible" | grep -c '^[0-9A-Za-z]' || true # -1 stands for none
+  elif command -v nvidia-smi >/dev/null; then
+    nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+  elif command -v rocm-smi >/dev/null; then
+    rocm-smi --showid 2>/dev/null | grep -o '^GPU\[[0-9]*\]' | sort -u | wc -l
+  else
+    echo 0
+  fi
+}
+
+prepare_environment
+nnodes=${NNODES:-1}
+nproc=${NPROC:-auto}
+if [ "$nproc" = auto ]; then
+  nproc=$(count_gpus)
+  [ "$nproc" -gt 0 ] || nproc=2
+fi
+refuse_unless_number NPROC "$nproc" 1
+refuse_unless_number NNODES "$nnodes" 1
+
+if [ "$nnodes" -gt 1 ]; then
+  for name in NODE_RANK MASTER_ADDR MASTER_PORT DDP_RUN__ID; do
+    [ -n "${!name:-}" ] || refuse "$name is not set, and NNODES=$nnodes" "set it on every node"
+  done
+  # A node cannot know whether the others start again as well; it would wait for them in vain.
+  max_restarts=${MAX_RESTARTS:-0}
+  rendezvous=(--node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT")
+  use_gloo_interface "$MASTER_ADDR" "$nnodes"
+else
+  max_restarts=${MAX_RESTARTS:-3}
+  # Port 0 is any free one: two runs on this machine do not meet. 127.0.0.1 works whatever this host's name resolves to.
+  rendezvous=(--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
+  use_gloo_interface 127.0.0.1 1
+fi
+refuse_unless_number MAX_RESTARTS "$max_restarts" 0
+
+run_directory=$(python launch/outcome.py directory "$(date +%Y%m%d-%H%M%S)" "$@")
+export DDP_RUN__ID="${run_directory##*/}" DDP_RUN__DIR="${run_directory%/*}"
+use_flight_recorder "$run_directory"
+# Read by OpenMP and by torch on the CPU. torchrun sets 1 when it is unset, which leaves the other cores idle.
+if [ -z "${OMP_NUM_THREADS:-}" ]; then
+  cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+  export OMP_NUM_THREADS=$((cores > nproc ? cores / nproc : 1))
+fi
+
+child=
+stopping=
+interrupted=
+# The first signal goes to the ranks themselves: torchrun would leave their checkpoint only 30 s. The second goes to
+# torchrun. Never SIGKILL: torchrun would leave its workers behind.
+stop() { # stop SIGNAL
+  local whom=torchrun pids=$child ranks=''
+  interrupted=1
+  if [ -z "$stopping" ] && [ -n "$child" ]; then ranks=$(pgrep -P "$child" 2>/dev/null) || true; fi
+  [ -z "$ranks" ] || whom='the ranks' pids=$ranks
+  stopping=1
+  say "got SIG$1: asking $whom to stop"
+  # shellcheck disable=SC2086 # a list of process ids
+  [ -z "$pids" ] || kill -TERM $pids 2>/dev/null || true
+}
+trap 'stop TERM' TERM
+trap 'stop INT' INT
+trap 'stop HUP' HUP
+
+# If torchrun itself was killed, its workers live on without it, each in its own session, and hold their GPUs.
+# They are known by a variable that only they inherit.
+end_orphans() {
+  local signal=TERM orphans deadline=$((SECONDS + 30))
+  while :; do
+    orphans=$(grep -lszxF "LAUNCHED_BY=$HOSTNAME.$$" /proc/[0-9]*/environ | tr -dc '0-9\n' || true)
+    [ -n "$orphans" ] || break
+    [ "$SECONDS" -lt "$deadline" ] || signal=KILL
+    if [ "$SECONDS" -gt $((deadline + 30)) ]; then
+      say "error: these processes cannot be ended, look at their GPUs: ${orphans//$'\n'/ }"
+      return
+    fi
+    # shellcheck disable=SC2086 # a list of process ids
+    kill -"$signal" $orphans 2>/dev/null || true
+    sleep 0.2
+  done
+}
+
+attempt=${DDP_ATTEMPT:-0}
+restarts=0
+while :; do
+  export DDP_ATTEMPT=$attempt
+  [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
+  say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
+  # --max-restarts 0: torchrun's own restarts reuse the store of the failed attempt (pytorch issue #167288). Here each
+  # attempt has a new torchrun and a new store, which is in torchrun and not in rank 0: when rank 0 dies, the others can
+  # still say so. (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 would cure the first and undo the second, so it is not set.)
+  # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
+  # set -m gives it a process group of its own: Ctrl-C reaches this script only, which passes it on once.
+  set -m
+  LAUNCHED_BY="$HOSTNAME.$$" python -m torch.distributed.run --nnodes "$nnodes" --nproc-per-node "$nproc" \
+    "${rendezvous[@]}" --rdzv-id "$DDP_RUN__ID.$attempt" --max-restarts 0 --log-dir "$run_directory/torchelastic" \
+    -m digits.train "$@" &
+  child=$!
+  set +m
+  [ -z "$stopping" ] || kill -TERM "$child" # asked to stop while nothing ran
+  code=0
+  wait_for "$child" || code=$?
+  child=
+  end_orphans
+  read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code")
+
+  if [ "$restart" != restart ]; then decision="exit code $code"
+  elif [ -n "$stopping" ]; then decision="this script was asked to stop, so no restart; exit code $code"
+  elif [ "$restarts" -ge "$max_restarts" ]; then decision="no restarts left of $max_restarts; exit code $code"
+  else decision=
+  fi
+  if [ -n "$decision" ]; then
+    say "attempt $attempt ended, $what; $decision"
+    exit "$code"
+  fi
+  restarts=$((restarts + 1))
+  say "attempt $attempt ended, $what; restarting, $restarts of $max_restarts"
+  attempt=$((attempt + 1))
+done

@@ -1,0 +1,198 @@
+"""Checkpoints that a kill cannot spoil: written aside, synced, checksummed, renamed; the newest good one is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import BaseModel, Field
+
+from .agree import from_rank0, gather
+from .errors import CheckpointFailed, RunFailed
+from .guard import Progress, on_rank0
+from .heartbeat import phase
+from .setup import Dist
+
+log = logging.getLogger("ddp")
+FORMAT = 1
+
+
+class CheckpointSettings(BaseModel, extra="forbid"):
+    """How often, and how many to keep."""
+
+    every_steps: int = Field(500, ge=1, description="optimiser steps between two checkpoints")
+    keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
+
+
+class Stateful(Protocol):
+    """What can be checkpointed: modules, optimisers, schedulers, scalers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+Objects = dict[str, Stateful]  # name in the checkpoint -> what it holds
+
+
+def save(
+    joined: Dist, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False
+) -> bool:
+    """Write `<run_dir>/checkpoints/step_<counters["step"]>` on rank 0. Every rank must call it at the same step.
+
+    Returns: whether it was written. A full disk keeps the last good checkpoint, and training goes on with a warning.
+
+    Raises:
+        CheckpointFailed: on all ranks, when it could not be written and `must` is set (the run is about to end).
+    """
+    with phase("checkpoint"):
+        rng = gather(joined, random_state(joined.device))
+    payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
+    if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
+        payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
+    problem = on_rank0(joined, "checkpoint", lambda progress: _write(run_dir / "checkpoints", payload, keep, progress))
+    problem = from_rank0(joined, problem)
+    if problem:
+        log.warning("checkpoint of step %d not written: %s. The last good one is kept.", counters["step"], problem)
+        if must:
+            raise CheckpointFailed(f"the checkpoint of step {counters['step']} could not be written: {problem}")
+    return not problem
+
+
+def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None:
+    """Fill `objects` from the newest complete checkpoint and return its counters, or None where there is none.
+
+    Random states are restored per rank; a rank that the checkpoint does not know (another world size) keeps its own.
+
+    Raises:
+        RunFailed: rank 0 found a checkpoint that another rank cannot read.
+    """
+    found = on_rank0(joined, "find-checkpoint", lambda progress: _newest_good(run_dir / "checkpoints", progress))
+    name = from_rank0(joined, found)
+    if name is None:
+        return None
+    path = run_dir / "checkpoints" / name / "state.pt"
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        who = joined.who(joined.rank)
+        raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
+    for key, item in objects.items():
+        item.load_state_dict(payload["objects"][key])
+    if joined.rank < len(payload["rng"]):
+        restore_random_state(payload["rng"][joined.rank], joined.device)
+    log.info("resumed from %s", path.parent)
+    return dict(payload["counters"])
+
+
+def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
+    """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
+    name = _new_name(root, payload["counters"]["step"])
+    aside, final = root / f".writing-{name}", root / name
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        state = aside / "state.pt"
+        with open(state, "wb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        progress("checkpoint written, computing its checksum")
+        manifest = {
+            "format": FORMAT,
+            "counters": payload["counters"],
+            "world_size": len(payload["rng"]),
+            "torch": torch.__version__,
+            "files": {state.name: {"bytes": state.stat().st_size, "sha256": _sha256(state)}},
+        }
+        with open(aside / "manifest.json", "w") as file_:
+            json.dump(manifest, file_, indent=1)
+            file_.flush()
+            os.fsync(file_.fileno())
+        os.replace(aside, final)
+        _sync_directory(root)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        shutil.rmtree(aside, ignore_errors=True)
+        return f"{type(error).__name__}: {error}"
+    for old in sorted(root.glob("step_*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return None
+
+
+def _new_name(root: Path, step: int) -> str:
+    """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
+    name = f"step_{step:08d}"
+    taken = [path.suffix[1:] or "0" for path in root.glob(f"{name}*")]
+    return f"{name}.{max(map(int, taken)) + 1:03d}" if taken else name
+
+
+def _newest_good(root: Path, progress: Progress) -> str | None:
+    """Name of the newest checkpoint whose files have the size and checksum of its manifest; others are reported."""
+    for candidate in sorted(root.glob("step_*"), reverse=True):
+        progress(f"verifying {candidate.name}")
+        try:
+            manifest = json.loads((candidate / "manifest.json").read_text())
+            for name, expected in manifest["files"].items():
+                file = candidate / name
+                if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+                    raise ValueError(f"{name} does not match its checksum")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("skipping broken checkpoint %s: %s", candidate, error)
+            continue
+        return candidate.name
+    return None
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator whose state a checkpoint holds, so that two runs with one seed are the same run."""
+    random.seed(seed)
+    torch.manual_seed(seed)  # the CPU's and all GPUs'
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of every generator of this process, as plain data and tensors (loadable with weights_only=True)."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [kind, keys.tolist(), position, has_gauss, cached]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` returned."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync_directory(path: Path) -> None:
+    """Without it a rename can be lost in a power failure (POSIX leaves it to the directory's own fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""The end of a run that went wrong: stacks, verdict, report, and a non-zero exit of every rank within seconds."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import torch.distributed as dist
+
+from . import outcome, report
+from .heartbeat import snapshot
+from .setup import Dist
+from .verdict import Verdict
+
+log = logging.getLogger("ddp")
+_ending = threading.Lock()  # taken once, by the thread that ends the process
+
+
+def states(store: dist.Store, ranks: Iterable[int]) -> list[dict[str, Any]]:
+    """The last heartbeat of those `ranks` that have sent one."""
+    keys = [key for rank in ranks if store.check([key := f"beat/{rank}"])]
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def end(
+    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True
+) -> NoReturn:
+    """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
+
+    The first verdict of any rank counts, and its author writes the report. `mine` is False for a verdict that another
+    rank has announced: this rank writes the report only if the author dies before it has.
+    """
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # for ever: the other thread is ending the process
+    beat_s = joined.clocks.beat_s
+    # From here on nothing may hold the exit up: not the store, not a dead file system.
+    faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)
+    stack = main_stack()
+    faulthandler.dump_traceback(file=stacks, all_threads=True)
+    try:
+        store.set(f"stack/{joined.rank}", stack)
+        if mine:
+            text = json.dumps(asdict(verdict))
+            winner = store.compare_set("verdict", "", text).decode()
+            mine, verdict = winner == text, Verdict(**json.loads(winner))
+        if mine and not verdict.stacks:
+            verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
+    except RuntimeError:
+        log.warning("the store no longer answers: this rank reports what it knows by itself")
+    log.error("%s: %s", verdict.kind, verdict.reason)
+    write_heartbeat(joined, run_dir)
+    _tell_torchrun(verdict, stack)
+    deadline = time.monotonic() + 6 * beat_s
+    while not mine and not (run_dir / "outcome.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if outcome.write(run_dir, verdict, joined.place.attempt):
+        report.write(run_dir)
+    _leave_together(joined, store, verdict, mine)
+
+
+def write_heartbeat(joined: Dist, run_dir: Path) -> None:
+    """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
+    path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
+    try:
+        path.write_text(json.dumps(snapshot(joined.rank, joined.place.host)))
+    except OSError as error:
+        log.warning("heartbeat not written: %s", error)
+
+
+def _tell_torchrun(verdict: Verdict, stack: str) -> None:
+    """Without this file, torchrun's own table names whoever exited first, and no reason.
+
+    Format: torch/distributed/elastic/multiprocessing/errors/__init__.py, ProcessFailure (torch 2.6 to 2.13).
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        details = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+        content = {"message": {"message": verdict.reason, "errorCode": verdict.exit_code, "extraInfo": details}}
+        with suppress(OSError):  # the reason is in our own log as well
+            Path(path).write_text(json.dumps(content))
+
+
+def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:
+    """Where the blamed ranks are. They publish it when they see the verdict, unless they are gone."""
+    deadline = time.monotonic() + wait_s
+    found: dict[str, str] = {}
+    while len(found) < len(ranks) and time.monotonic() < deadline:
+        for rank in ranks:
+            if str(rank) not in found and store.check([f"stack/{rank}"]):
+                found[str(rank)] = store.get(f"stack/{rank}").decode()
+        time.sleep(0.05)
+    return found
+
+
+def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: bool) -> NoReturn:
+    """The author, and the rank that serves the store, leave last, so that all others can still read the verdict."""
+    try:
+        if verdict.kind == "rank_killed":
+            _kill_suspended(joined, store, verdict.first_ranks or [])
+        store.add("left", 1)
+        deadline = time.monotonic() + 5 * joined.clocks.beat_s
+        while (author or joined.rank == 0) and time.monotonic() < deadline:
+            if store.add("left", 0) >= joined.world_size:
+                break
+            time.sleep(0.05)
+    except RuntimeError:
+        log.warning("the store went away while this rank was leaving")
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(verdict.exit_code)
+
+
+def _kill_suspended(joined: Dist, store: dist.Store, ranks: Iterable[int]) -> None:
+    """A suspended sibling on this host would hold up the launcher (torchrun waits 30 s for it)."""
+    for state in states(store, ranks):
+        if state["host"] == joined.place.host and _parent_of(state["pid"]) == os.getppid():
+            os.kill(state["pid"], signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int | None:
+    """Parent process id, or None without such a process or /proc: never signal a stranger that got the id since."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def main_stack() -> str:
+    """The Python stack of the main thread, innermost frame last."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)[-12:]) if frame else ""

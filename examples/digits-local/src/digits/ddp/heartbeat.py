@@ -1,0 +1,107 @@
+"""Where this rank is: phase, step, last sign of progress. Other ranks read it from the store, people from the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from . import faults
+
+# Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
+WAITING = ("backward", "agree", "wait:")
+
+
+@dataclass
+class Beat:
+    """The state of one rank. Times are `time.monotonic()` seconds of this process."""
+
+    phase: str = "init"
+    epoch: int = 0
+    step: int = 0
+    note: str = ""
+    progress: int = 0
+    progress_at: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=dict)  # time spent in each phase so far
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+beat = Beat()
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it."""
+    outer, began = beat.phase, time.monotonic()
+    _enter(name)
+    faults.inject(name, beat.step)
+    yield
+    # Not reached after an exception: the phase stays as it is, since the report must say where it happened.
+    beat.seconds[name] = beat.seconds.get(name, 0.0) + time.monotonic() - began
+    _enter(outer)
+
+
+def _enter(name: str) -> None:
+    with beat.lock:
+        beat.phase, beat.note = name, ""
+        beat.progress += 1
+        beat.progress_at = time.monotonic()
+
+
+def progress(note: str = "") -> None:
+    """Say that this rank moves on inside a long phase, and optionally where it is ("DDIM step 3 of 50")."""
+    with beat.lock:
+        beat.note = note
+        beat.progress += 1
+        beat.progress_at = time.monotonic()
+
+
+def step_done(step: int, epoch: int) -> None:
+    """`step` optimiser steps are finished (counted from the start of the run, not of this attempt).
+
+    Called once before the loop as well: what follows is no longer "init", and outside any other phase it is "train".
+    """
+    with beat.lock:
+        beat.step, beat.epoch = step, epoch
+        beat.phase = "train" if beat.phase == "init" else beat.phase
+
+
+def collectives_issued() -> int:
+    """How many collectives this rank has issued on the default group, or -1 where PyTorch does not tell.
+
+    `_get_sequence_number_for_group` is not public; on gloo and NCCL it answers at once, also while a collective hangs.
+    """
+    group = dist.group.WORLD if dist.is_initialized() else None
+    counter = getattr(group, "_get_sequence_number_for_group", None)
+    return int(counter()) if counter else -1
+
+
+def snapshot(rank: int, host: str) -> dict[str, Any]:
+    """The state as plain data: what is published, logged and judged."""
+    with beat.lock:
+        return {
+            "rank": rank,
+            "host": host,
+            "phase": beat.phase,
+            "epoch": beat.epoch,
+            "step": beat.step,
+            "note": beat.note,
+            "progress": beat.progress,
+            "age_s": round(time.monotonic() - beat.progress_at, 2),
+            "collectives": collectives_issued(),
+            "phase_s": {name: round(total, 3) for name, total in beat.seconds.items()},
+        }
+
+
+def line(state: dict[str, Any]) -> str:
+    """One heartbeat line, the same for every rank, so that `grep` and `sort` work on them."""
+    note = f" note={state['note']!r}" if state["note"] else ""
+    return (
+        f"heartbeat rank={state['rank']} host={state['host']} phase={state['phase']} epoch={state['epoch']} "
+        f"step={state['step']} collectives={state['collectives']} idle_s={state['age_s']:.1f}{note}"
+    )

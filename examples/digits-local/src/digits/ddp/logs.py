@@ -1,0 +1,68 @@
+"""Where log lines go, and what a run writes down about itself at its start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .env import Place
+from .setup import Dist
+
+log = logging.getLogger("ddp")
+Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
+
+# Beginnings of the environment variables that environment.txt keeps.
+_LIBRARIES = ("TORCH", "NCCL_", "RCCL_", "GLOO_", "OMP_", "FI_", "CUDA_VISIBLE", "HIP_", "ROCR_")
+RECORDED = ("DDP_", "SLURM_", "MASTER_", *_LIBRARIES)
+
+
+def log_to_console(place: Place) -> None:
+    """Everything of rank 0, and the warnings of the others with their rank and host."""
+    handler = _ConsoleHandler()
+    who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(message)s", "%H:%M:%S"))
+    handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
+    handler.addFilter(lambda record: not getattr(record, "file_only", False))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def log_to_file(directory: Path, place: Place) -> None:
+    """Everything of this rank, to logs/rank<N>.log."""
+    try:
+        handler = logging.FileHandler(directory / "logs" / f"rank{place.rank}.log")
+    except OSError as error:
+        log.warning("no log file for this rank: %s", error)
+        return
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank{place.rank} %(levelname)s %(message)s"))
+    log.addHandler(handler)
+
+
+def describe(directory: Path, joined: Dist, rows: Rows) -> None:
+    """Print the effective settings with who set each, and keep them in the run directory."""
+    place = joined.place
+    names = max((len(name) for name, _, _ in rows), default=0)
+    settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
+    log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    (directory / "settings.txt").write_text(settings + "\n")
+    facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
+    facts += [f"rank {rank} host {host}" for rank, host in enumerate(joined.hosts)]
+    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
+    (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
+    """Prints above the progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+        self.flush()

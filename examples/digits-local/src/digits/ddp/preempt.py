@@ -1,0 +1,71 @@
+"""Reasons to stop: a signal, the end of the allocation, a stop file. Nothing is done here: handlers only set a flag."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel, Field
+
+log = logging.getLogger("ddp")
+
+# SIGTERM: preemption, scancel, torchrun passing a signal on. SIGUSR1/2: Slurm's --signal before the time limit.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+# How a reason begins -> the kind of the outcome. After a stop file nothing is started again: a person wants the end.
+KINDS = {"signal": "preempted", "end of the allocation": "time_limit", "stop file": "benign"}
+
+
+class PreemptSettings(BaseModel, extra="forbid"):
+    """When to stop early so that the checkpoint is written before the scheduler kills the job."""
+
+    before_end_s: float = Field(120, ge=0, description="stop this long before the allocation ends (DDP_WALLTIME_END)")
+    poll_s: float = Field(1.0, gt=0, description="ranks agree on stopping this often; a stop takes up to twice that")
+
+
+class StopFlags:
+    """Collects reasons to stop for this rank. What all ranks do about it is decided in `agree`.
+
+    A second SIGINT (Ctrl-C twice) ends the process at once; any other repeated signal changes nothing.
+    """
+
+    def __init__(self, settings: PreemptSettings, stop_file: Path) -> None:
+        self._signal: str | None = None
+        self._stop_file = stop_file
+        self._next_look = 0.0
+        self._reason: str | None = None
+        end = os.environ.get("DDP_WALLTIME_END", "")
+        self._stop_at = float(end) - settings.before_end_s if end else float("inf")
+
+    def install(self) -> None:
+        """Set the handlers. Call it in the main thread, before anything slow."""
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._signal == "SIGINT":
+            signal.default_int_handler(number, None)
+        self._signal = signal.Signals(number).name
+
+    def reason(self) -> str | None:
+        """Why this rank should stop, or None. Looks at the file system at most once a second."""
+        if self._reason is None and self._signal is not None:
+            self._reason = f"signal {self._signal}"
+        now = time.monotonic()
+        if self._reason is None and now >= self._next_look:
+            self._next_look = now + 1
+            if time.time() >= self._stop_at:
+                self._reason = "end of the allocation"
+            elif self._stop_file.exists():
+                self._reason = f"stop file {self._stop_file}"
+        return self._reason
+
+
+def kind_of(reason: str) -> str:
+    """The kind of outcome that a reason to stop leads to."""
+    return next(kind for beginning, kind in KINDS.items() if reason.startswith(beginning))

@@ -1,0 +1,90 @@
+# shellcheck shell=bash
+# Sourced by the other launch scripts: functions only. The current directory is the project.
+
+say() { printf '[launch] %s\n' "$*" >&2; }
+
+refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuration is never started again
+  say "error: $1"
+  say "       $2"
+  exit 78
+}
+
+# Exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
+load_env() {
+  local key value
+  while IFS='=' read -r key value || [ -n "$key" ]; do
+    case $key in '' | '#'*) continue ;; esac
+    [ -n "${!key+set}" ] || export "$key=$value"
+  done <"$1"
+}
+
+# The Python of VENV (default .venv, if there is one), this project's code, and the settings below env/.
+prepare_environment() {
+  if [ -n "${VENV:-}" ] && [ ! -r "$VENV/bin/activate" ]; then
+    refuse "VENV=$VENV is not a virtual environment" "set VENV to one, or unset it to use .venv or the current Python"
+  fi
+  if [ -r "${VENV:-.venv}/bin/activate" ]; then
+    # shellcheck disable=SC1091
+    source "${VENV:-.venv}/bin/activate"
+  fi
+  command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
+  export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
+  load_env launch/env/recovery.env # first: what is set there wins over nccl.env
+  load_env launch/env/nccl.env
+  local active
+  active=$(grep -v '^[[:space:]]*\(#\|$\)' launch/env/recovery.env | tr '\n' ' ') || true
+  [ -z "$active" ] || say "launch/env/recovery.env is in use: ${active}(its comments say what that costs)"
+}
+
+# use_flight_recorder RUN_DIRECTORY: PyTorch's record of the last collectives, dumped there when NCCL times out.
+# The names depend on the release of torch, found without importing it.
+use_flight_recorder() {
+  local version minor
+  version=$(python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) \
+    || refuse "$(command -v python) has no torch" "install this project there, or set VENV to where it is installed"
+  minor=${version#*.}
+  minor=${minor%%[!0-9]*}
+  mkdir -p "$1/flight_recorder"
+  # Read by torch since 2.8 or 2.9, which appends the rank. Jobs that share its default, below ~/.cache, overwrite it.
+  export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$1/flight_recorder/rank_}"
+  if [ "${version%%.*}" = 2 ] && [ "$minor" -lt 11 ]; then
+    # Until 2.10, NCCL dumps only if this older name is set (ProcessGroupNCCL.cpp; its default became 2000 in 2.11,
+    # pytorch PR #172843), and 2.7 knows only the older name of the file. From 2.11 both only print a warning.
+    export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
+    export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$TORCH_FR_DUMP_TEMP_FILE}"
+  fi
+}
+
+# use_gloo_interface MASTER_HOST NODES: gloo, which carries the control group, else takes the address that this host's
+# own name resolves to: often 127.0.1.1, where no other node finds it (pytorch/gloo issue #223). It wants the exact name
+# of an interface, which may differ between nodes; the one towards the master can reach the others.
+use_gloo_interface() {
+  local address='' name=''
+  [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null && command -v getent >/dev/null || return 0
+  address=$(getent ahosts "$1" | awk 'NR == 1 { print $1 }') || true
+  [ -n "$address" ] || refuse "$1 cannot be resolved on $HOSTNAME" "set MASTER_ADDR to what every node can resolve"
+  # On the master itself, the route to its own address would be lo.
+  name=$(ip -o address show to "$address" | awk 'NR == 1 { print $2 }') || true
+  [ -n "$name" ] || name=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
+  if [ "$name" = lo ] && [ "$2" -gt 1 ]; then
+    say "warning: on $HOSTNAME, $1 is the loopback address $address; if gloo cannot connect, set GLOO_SOCKET_IFNAME"
+  elif [ -n "$name" ]; then
+    export GLOO_SOCKET_IFNAME="$name"
+  fi
+}
+
+refuse_unless_number() { # refuse_unless_number NAME VALUE LEAST
+  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] && [ "$2" -ge "$3" ] || refuse "$1=$2 is not a number from $3" "correct or unset $1"
+}
+
+# wait_for PID: the exit code of a child, also when trapped signals interrupt bash's wait (they set `interrupted`).
+wait_for() {
+  local code
+  while :; do
+    interrupted=
+    code=0
+    wait "$1" || code=$?
+    [ -n "$interrupted" ] || return "$code"
+  done
+}

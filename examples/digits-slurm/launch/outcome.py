@@ -1,0 +1,73 @@
+"""Where a run is, and how its last attempt ended: what the launch scripts ask before and after training.
+
+    python launch/outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
+    python launch/outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
+
+Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+EXIT_CODES = {0: "done", 1: "failed", 70: "stalled", 75: "stopped", 78: "config"}
+
+
+def directory(default_id: str, arguments: Sequence[str]) -> Path:
+    """The run directory that training will use: command line before environment before file before default."""
+    given: dict[str, str] = {}
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "--run.id", "--run.dir"):
+            given[name] = value if equals else next(iter(arguments[number + 1 :]), "")
+    in_file = _run_section(Path(given.get("--config", "configs/train.yaml")))
+    run_id = given.get("--run.id") or os.environ.get("DDP_RUN__ID") or in_file.get("id") or default_id
+    parent = given.get("--run.dir") or os.environ.get("DDP_RUN__DIR") or in_file.get("dir") or "runs"
+    return Path(str(parent), str(run_id)).absolute()
+
+
+def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, str, str]:
+    """The exit code to act on (0, 1, 70, 75 or 78), whether the run may start again, and one line about it.
+
+    What an earlier attempt wrote is not believed. Without an outcome.json of this attempt, the launcher's code decides.
+    """
+    try:
+        outcome = json.loads((run_directory / "outcome.json").read_text())
+        if outcome["attempt"] == attempt and outcome["exit_code"] in EXIT_CODES:
+            reason = " ".join(str(outcome.get("reason") or "no reason given").split())
+            code = outcome["exit_code"]
+            return code, "restart" if outcome["restart"] else "end", f"{EXIT_CODES[code]}: {reason}"
+        missing = f"outcome.json is of attempt {outcome['attempt']}"
+    except FileNotFoundError:
+        missing = "no outcome.json"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        missing = f"outcome.json cannot be used ({error!r})"
+    code = launcher_code if launcher_code in EXIT_CODES else 1
+    what = f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
+    return code, "restart" if code in (70, 75) else "end", what
+
+
+def _run_section(config: Path) -> dict[str, Any]:
+    """The `run` section of the settings file. Whatever is wrong with the file, training will say it better."""
+    if not config.is_file():
+        return {}
+    import yaml  # training needs it, too
+
+    try:
+        content = yaml.safe_load(config.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    section = content.get("run") if isinstance(content, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "directory":
+        print(directory(sys.argv[2], sys.argv[3:]))
+    else:
+        print(*ended(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,1 @@
+"""The plumbing of distributed training. Owned by the template: `copier update` brings fixes to these files."""

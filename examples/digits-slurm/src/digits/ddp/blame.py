@@ -1,0 +1,59 @@
+"""From an exception to a verdict: what went wrong, whether it began on this rank, and what to do."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, RunFailed
+from .heartbeat import beat
+from .setup import Dist
+from .verdict import Verdict
+
+# What PyTorch says when a peer has gone. The rank that reads it is a victim.
+PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+)
+
+
+def peer_lost(error: BaseException) -> bool:
+    """Whether this rank only noticed that another one has gone, or that the network between them has."""
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST)
+
+
+def verdict_of(error: BaseException, joined: Dist) -> Verdict:
+    """The outcome that an exception in the training loop of this rank stands for."""
+    code, kind, advice = FAILED, "rank_exception", ""
+    text = str(error)
+    if isinstance(error, ConfigError):
+        code, kind = CONFIG, error.kind
+    elif isinstance(error, torch.OutOfMemoryError):
+        kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
+    elif isinstance(error, Diverged):
+        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
+    elif isinstance(error, FloatingPointError):
+        kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
+    elif isinstance(error, CheckpointFailed):
+        kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
+    elif isinstance(error, DataFailed) and "DataLoader timed out" in text:
+        kind, advice = "dataloader_stalled", "read that index by itself; raise clocks.loader_s if it is merely slow"
+    elif isinstance(error, DataFailed) and "exited unexpectedly" in text:
+        kind, advice = "dataloader_worker_died", "look for oom-kill in dmesg; use fewer workers or smaller batches"
+    elif isinstance(error, RunFailed):
+        code, kind = STALLED, "unknown"
+        advice = "look at the log of rank 0, which says more"
+    elif peer_lost(error):
+        code, kind = STALLED, "network_unreachable"
+        advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
+    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
+    first = None if kind in ("network_unreachable", "unknown") else [joined.rank]
+    stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
+    return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)

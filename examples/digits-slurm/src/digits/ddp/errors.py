@@ -1,0 +1,40 @@
+"""The ways a run ends, and the exit code of each. Launch scripts restart on 70 and 75 only."""
+
+from __future__ import annotations
+
+DONE, FAILED, STALLED, STOPPED, CONFIG = 0, 1, 70, 75, 78
+OUTCOMES = {DONE: "done", FAILED: "failed", STALLED: "stalled", STOPPED: "stopped", CONFIG: "config"}
+
+
+class ConfigError(Exception):
+    """A setting, variable or file is wrong, and starting again cannot help (exit code 78).
+
+    Args:
+        problem: one line that says what is wrong.
+        remedy: one line that says what to do.
+        kind: the kind of the outcome, see README.md.
+    """
+
+    def __init__(self, problem: str, remedy: str, kind: str = "launcher_misconfig") -> None:
+        super().__init__(f"{problem}\n  -> {remedy}")
+        self.kind = kind
+
+
+class StopRequested(Exception):
+    """All ranks agreed to stop: a signal, the time limit or a stop file (exit code 75 once a checkpoint is saved)."""
+
+
+class DataFailed(Exception):
+    """A batch could not be read; the message names rank, data set, worker and index. The cause is chained."""
+
+
+class CheckpointFailed(Exception):
+    """The checkpoint that a stop waits for could not be written (exit code 1: again would fare no better)."""
+
+
+class RunFailed(Exception):
+    """Another rank failed or vanished; this one is a victim and only passes on what is known."""
+
+
+class Diverged(Exception):
+    """Ranks no longer do the same thing: another number of steps or of collectives."""

@@ -1,0 +1,67 @@
+"""How a run ended, for launch scripts and for people: outcome.json, attempts.jsonl and the run directory's layout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .verdict import Verdict
+
+log = logging.getLogger("ddp")
+VERSION = 1  # of the run directory's format: a public contract, see README.md
+
+
+def begin(run_dir: Path, attempt: int, world_size: int) -> None:
+    """Make the run directory and note that an attempt begins. Rank 0 only."""
+    for name in ("logs", "heartbeats", "stacks", "checkpoints", "samples"):
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
+    for name in ("outcome.json", "stop"):  # of the last attempt; whoever starts again does not want to stop
+        (run_dir / name).unlink(missing_ok=True)
+    _append(run_dir, {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)})
+
+
+def write(run_dir: Path, verdict: Verdict, attempt: int) -> bool:
+    """Write outcome.json; the first rank to do so in an attempt wins. Returns whether this one did.
+
+    What an earlier attempt left is replaced.
+
+    torchrun turns every exit code into 1, so launch scripts read this file instead.
+    """
+    content = {"version": VERSION, **verdict.as_dict(), "attempt": attempt, "time": round(time.time(), 1)}
+    aside, final = run_dir / f".outcome-{os.getpid()}.json", run_dir / "outcome.json"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(content, indent=1))
+        try:
+            os.link(aside, final)  # fails if it exists: unlike rename, never replaces what another rank wrote
+        except FileExistsError:
+            if json.loads(final.read_text()).get("attempt", attempt) >= attempt:
+                return False
+            os.replace(aside, final)
+        finally:
+            aside.unlink(missing_ok=True)
+        _append(run_dir, {"event": "end", **content})
+    except (OSError, ValueError) as error:
+        log.warning("outcome.json not written: %s", error)
+        return False
+    return True
+
+
+def attempts(run_dir: Path) -> list[dict[str, Any]]:
+    """All events of attempts.jsonl, oldest first; a last line that a kill cut short is left out."""
+    found = []
+    for text in (run_dir / "attempts.jsonl").read_text().splitlines():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def _append(run_dir: Path, event: dict[str, Any]) -> None:
+    with open(run_dir / "attempts.jsonl", "a") as file:
+        file.write(json.dumps(event) + "\n")

@@ -1,0 +1,146 @@
+"""One run from start to exit code: `with session(...) as run:` around the training loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from . import faults, outcome, report
+from .agree import Agreement
+from .blame import peer_lost, verdict_of
+from .clocks import Clocks
+from .ending import write_heartbeat
+from .env import Place, detect
+from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, RunFailed, StopRequested
+from .heartbeat import beat, phase
+from .logs import Rows, describe, log_to_console, log_to_file
+from .metrics import LogSettings, MetricLog
+from .monitor import Monitor
+from .preempt import PreemptSettings, StopFlags, kind_of
+from .settings import RunSettings
+from .setup import Dist, meet, rendezvous, setup_distributed, shutdown
+from .verdict import Verdict
+
+log = logging.getLogger("ddp")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a training loop needs of the plumbing."""
+
+    dist: Dist
+    dir: Path
+    flags: StopFlags
+    agreement: Agreement
+    metrics: MetricLog
+
+
+@contextmanager
+def session(
+    run: RunSettings, clocks: Clocks, logs: LogSettings, preempt: PreemptSettings, rows: Rows = ()
+) -> Iterator[Session]:
+    """Join the other ranks, watch over the body, and leave with the right exit code on every rank.
+
+    The body may raise anything. StopRequested (after saving a checkpoint) ends the run with 75, ConfigError with 78;
+    any other exception is reported with rank, phase, step and stack, and ends every rank within seconds.
+    """
+    place = _place_or_exit(run)
+    log_to_console(place)
+    try:
+        faults.parse(os.environ.get("DDP_FAULTS", ""))
+        joined = rendezvous(place, clocks)
+        directory = _run_directory(joined, run)
+    except (ConfigError, RunFailed, OSError, ValueError) as error:
+        _give_up_early(error, run, place.attempt)
+    log_to_file(directory, place)
+    flags = StopFlags(preempt, directory / "stop")
+    flags.install()
+    if place.rank == 0:
+        describe(directory, joined, rows)
+
+    monitor = Monitor(joined, directory, logs.heartbeat_s)
+    monitor.start()
+    verdict = Verdict(DONE, "benign", "training is done")
+    try:
+        with phase("init"):
+            joined = setup_distributed(joined, run.device)
+        log.info("%d ranks on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
+        agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
+        yield Session(joined, directory, flags, agreement, metrics)
+        with suppress(StopRequested):  # it came after the last step
+            agreement.settle()
+    except StopRequested as stop:
+        verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
+    except BaseException as error:
+        _fail(monitor, joined, error)
+    try:
+        with phase("shutdown"):
+            metrics.close()
+            meet(joined)  # still watched: a rank that dies here is named, too
+    except BaseException as error:
+        _fail(monitor, joined, error)
+    monitor.stop()
+    write_heartbeat(joined, directory)
+    _leave(joined, directory, verdict)
+
+
+def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
+    """The orderly way out, after all ranks have met."""
+    shutdown(joined)
+    if joined.rank == 0:
+        outcome.write(directory, verdict, joined.place.attempt)
+        report.write(directory)
+        log.info("%s; report: %s", verdict.reason, directory / "report.md")
+    logging.shutdown()
+    if verdict.exit_code:
+        sys.exit(verdict.exit_code)
+
+
+def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
+    """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
+    if isinstance(error, RunFailed) or peer_lost(error):
+        monitor.wait_for_verdict()
+        found = monitor.diagnose()
+        if found.kind == "rank_killed":
+            monitor.fail(found)
+    monitor.fail(verdict_of(error, joined))
+
+
+def _place_or_exit(run: RunSettings) -> Place:
+    try:
+        return detect()
+    except ConfigError as error:
+        _give_up_early(error, run, attempt=0)
+
+
+def _give_up_early(error: Exception, run: RunSettings, attempt: int) -> NoReturn:
+    """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
+    code = STALLED if isinstance(error, RunFailed) else CONFIG
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    if run.id:
+        kind = "rendezvous_failed" if code == STALLED else "launcher_misconfig"
+        outcome.write(run.dir / run.id, Verdict(code, kind, str(error), phase="init", step=0), attempt)
+    os._exit(code)
+
+
+def _run_directory(joined: Dist, run: RunSettings) -> Path:
+    """Rank 0 names and makes it; the others learn the name from the store, since clocks differ."""
+    if joined.rank == 0:
+        name = run.id or time.strftime("%Y%m%d-%H%M%S")
+        outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+        joined.store.set("run_id", name)
+    directory = run.dir / joined.store.get("run_id").decode()
+    if not (directory / "logs").is_dir():
+        raise ConfigError(
+            f"{joined.who(joined.rank)} does not see {directory.resolve()}, which rank 0 has made",
+            "set run.dir to a file system that all nodes share",
+        )
+    return directory

@@ -1,0 +1,195 @@
+"""From a launched process to a working process group: store, rendezvous, device, groups, warm-up; and the way out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .clocks import Clocks, seconds
+from .env import Place
+from .errors import ConfigError, RunFailed
+
+log = logging.getLogger("ddp")
+
+
+@dataclass(frozen=True)
+class Dist:
+    """What a rank knows about its job. `store`: waiting off the collective clock; `control`: decisions, over gloo."""
+
+    place: Place
+    clocks: Clocks
+    store: dist.Store
+    hosts: tuple[str, ...]
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    backend: str = "gloo"
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.place.world_size
+
+    def who(self, rank: int) -> str:
+        """'rank 3 (n2)', for messages."""
+        return f"rank {rank} ({self.hosts[rank]})"
+
+
+def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
+    """A new client of the job's key-value store; with `serve`, rank 0 also serves it unless torchrun's agent does.
+
+    Each thread that may wait needs a client of its own: one blocked call holds a TCPStore client's lock.
+    The prefix keeps a restarted attempt from reading the keys of the last one: torchrun's agent keeps its store.
+
+    Raises:
+        ConfigError: the port is taken.
+        RunFailed: nobody answers at MASTER_ADDR within `clocks.init_s`.
+    """
+    if place.world_size == 1:
+        return dist.HashStore()
+    where = f"{place.master_addr}:{place.master_port}"
+    is_server = serve and place.rank == 0 and not place.agent_store
+    try:
+        store = dist.TCPStore(
+            place.master_addr, place.master_port, None, is_server, seconds(clocks.init_s), wait_for_workers=False
+        )
+    except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors
+        if is_server and (os.strerror(errno.EADDRINUSE) in str(error) or "EADDRINUSE" in str(error)):
+            raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT") from error
+        raise RunFailed(
+            f"rank {place.rank} on {place.host} cannot reach the store at {where} within {clocks.init_s:g} s: "
+            "rank 0 did not start, MASTER_ADDR is wrong, or a firewall closes the port"
+        ) from error
+    return dist.PrefixStore(f"attempt{place.attempt}", store)
+
+
+def rendezvous(place: Place, clocks: Clocks) -> Dist:
+    """Wait on the store until every rank has come, and compare what each believes. No process group exists yet.
+
+    Raises:
+        RunFailed: after `clocks.init_s`, naming the ranks that did not come.
+        ConfigError: two processes claim one rank, or the world sizes differ.
+    """
+    store = connect_store(place, clocks, serve=True)
+    if store.add(f"count/{place.rank}", 1) > 1:
+        raise ConfigError(
+            f"two processes claim rank {place.rank} (this one is on {place.host})",
+            "check NODE_RANK, or that no older job still uses this MASTER_ADDR and MASTER_PORT",
+        )
+    hello: dict[str, Any] = {"host": place.host, "world_size": place.world_size, "local_rank": place.local_rank}
+    store.set(f"hello/{place.rank}", json.dumps(hello))
+
+    keys = [f"hello/{rank}" for rank in range(place.world_size)]
+    began = last_word = time.monotonic()
+    while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
+        now = time.monotonic()
+        if now - began > clocks.init_s:
+            raise RunFailed(
+                f"ranks {missing} did not start within {clocks.init_s:g} s ({place.world_size - len(missing)} of "
+                f"{place.world_size} came): look at the output of their nodes, or raise clocks.init_s"
+            )
+        if now - last_word > 10:
+            log.warning("rendezvous: waiting for ranks %s, %.0f s of %g s", missing, now - began, clocks.init_s)
+            last_word = now
+        time.sleep(0.1)
+    hellos = [json.loads(text) for text in store.multi_get(keys)] if place.world_size > 1 else [hello]
+    for rank, other in enumerate(hellos):
+        if other["world_size"] != place.world_size:
+            raise ConfigError(
+                f"rank {rank} on {other['host']} was started for {other['world_size']} ranks, "
+                f"rank {place.rank} on {place.host} for {place.world_size}",
+                "start every node with the same NNODES and processes per node",
+            )
+    return Dist(place, clocks, store, tuple(other["host"] for other in hellos))
+
+
+def choose_device(place: Place, wanted: str) -> torch.device:
+    """The GPU of this local rank, or the CPU. `wanted` is auto, cpu or cuda (which is also ROCm's name).
+
+    Raises:
+        ConfigError: there are no GPUs, or fewer than tasks on this node.
+    """
+    visible = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and visible == 0):
+        return torch.device("cpu")
+    if visible == 0:
+        problem = f"run.device is cuda, but {place.host} shows no GPU to rank {place.rank}"
+        raise ConfigError(problem, "set run.device to cpu or auto")
+    if visible == 1 and place.launcher != "torchrun":
+        return torch.device("cuda", 0)  # the scheduler binds one GPU to each task
+    if place.local_rank >= visible:
+        raise ConfigError(
+            f"{place.local_world_size} tasks on {place.host}, but only {visible} GPUs are visible to rank {place.rank}",
+            "start as many processes a node as it has GPUs",
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
+    """Make the process groups: device first, then init with timeout and device_id, control group, barrier, warm-up.
+
+    Why this order (sources: ddp-scaffold's documentation, page facts):
+    - without a current device, barrier() and object collectives pick one, and several ranks can pick the same;
+    - `device_id` makes NCCL connect inside init, under that phase's clock, and tells nccl2 (default from torch 2.15)
+      its GPU;
+    - `new_group` and `monitored_barrier` do not inherit a timeout: their default is 30 minutes;
+    - the warm-up collective makes connections fail here, not after an hour of reading data.
+
+    Raises:
+        ConfigError: no usable device, or another library has made the process group first.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "a library made the default process group before setup_distributed()",
+            "import and start that library after the session begins, or let it use this process group",
+        )
+    place, clocks = joined.place, joined.clocks
+    chosen = choose_device(place, device)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", joined.store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=seconds(clocks.collective_s),
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    control = dist.new_group(backend="gloo", timeout=seconds(clocks.collective_s))
+    assert isinstance(control, dist.ProcessGroup)  # never the non-member marker: the group holds all ranks
+    dist.monitored_barrier(control, timeout=seconds(clocks.init_s), wait_all_ranks=True)
+
+    ones = torch.ones(1, device=chosen)
+    dist.all_reduce(ones)
+    if int(ones.item()) != place.world_size:
+        got = f"{place.world_size} ones to {ones.item():g}"
+        raise RunFailed(f"the warm-up all_reduce summed {got}: the transport corrupts data")
+    return replace(joined, device=chosen, backend=backend, control=control)
+
+
+def meet(joined: Dist) -> None:
+    """Wait for every rank, on the control group; rank 0 names those that do not come within `clocks.collective_s`."""
+    dist.monitored_barrier(joined.control, timeout=seconds(joined.clocks.collective_s), wait_all_ranks=True)
+
+
+def shutdown(joined: Dist) -> None:
+    """The orderly way out, for the success path only: destroy the groups; rank 0, which may serve the store, goes last.
+
+    Never call it on an error path: the other ranks are in a collective, and destroying the group hides who failed.
+    """
+    dist.destroy_process_group()
+    left, deadline = joined.store.add("gone", 1), time.monotonic() + joined.clocks.silent_s
+    while joined.rank == 0 and left < joined.world_size and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = joined.store.add("gone", 0)

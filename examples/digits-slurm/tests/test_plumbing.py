@@ -1,0 +1,159 @@
+"""The parts of ddp/ by themselves, in one process: what is refused, what is computed, what is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from digits.config import Settings
+from digits.ddp import env, faults, guard
+from digits.ddp.clocks import Clocks
+from digits.ddp.errors import ConfigError
+from digits.ddp.loader import GlobalOrder
+from digits.ddp.metrics import clip_gradients, global_norm, step_if_finite
+from digits.ddp.settings import effective, load
+from digits.ddp.setup import Dist
+from digits.ddp.verdict import judge, stragglers
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loader_s": 180}, {"stall_s": 300}, {"collective_s": 1800}, {"silent_s": 2}, {"init_s": 0}, {"unknown": 1}],
+)
+def test_clocks_that_ring_in_the_wrong_order_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        Clocks(**wrong)
+
+
+def test_the_launcher_is_found_and_what_is_half_set_is_refused() -> None:
+    assert env.detect({}).launcher == "none"
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}
+    assert env.detect(torchrun | address).rank == 3
+    slurm = {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    slurm["SLURM_STEP_TASKS_PER_NODE"] = "2(x2)"
+    assert env.detect(slurm | address).local_world_size == 2
+    # In a batch script without srun, a plain process must not take itself for one rank of many.
+    assert env.detect({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}).world_size == 1
+    out_of_range, no_number = {"RANK": "4"}, {"LOCAL_RANK": "x"}
+    for wrong in ({"RANK": "1"}, torchrun, torchrun | address | out_of_range, torchrun | address | no_number):
+        with pytest.raises(ConfigError):
+            env.detect(wrong)
+
+
+def test_settings_say_who_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("train: {steps: 1, batch_size: 2, clip_norm: 3}")
+    monkeypatch.setenv("DDP_TRAIN__STEPS", "10")
+    monkeypatch.setenv("DDP_TRAIN__BATCH_SIZE", "20")
+    settings, origin = load(Settings, ["--config", str(file), "--train.steps", "100"])
+    rows = {name: (value, who) for name, value, who in effective(settings, origin)}
+    assert rows["train.steps"] == ("100", "command line")
+    assert rows["train.batch_size"] == ("20", "DDP_TRAIN__BATCH_SIZE")
+    assert rows["train.clip_norm"] == ("3.0", str(file))
+    assert rows["train.weight_decay"][1] == "default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "named"),
+    [
+        (["--train.steps", "many"], {}, "train.steps"),
+        (["--train.stepz", "3"], {}, "stepz"),
+        ([], {"DDP_CLOCKS__STAL_S": "3"}, "DDP_CLOCKS__STAL_S"),
+        (["--config", "missing.yaml"], {}, "missing.yaml"),
+    ],
+)
+def test_wrong_settings_are_named(
+    arguments: list[str],
+    variables: dict[str, str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        load(Settings, arguments)
+    assert ended.value.code == 78
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", [11, 12, 64])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_all_ranks_make_equal_steps_and_together_see_every_sample(length: int, world_size: int) -> None:
+    def shards(uneven: str, epoch: int = 0, start: int = 0) -> list[list[int]]:
+        ranks = [cast(Dist, SimpleNamespace(rank=rank, world_size=world_size)) for rank in range(world_size)]
+        orders = [GlobalOrder(length, rank, seed=1, shuffle=True, uneven=uneven) for rank in ranks]
+        for order in orders:
+            order.set_epoch(epoch, start)
+        return [list(order) for order in orders]
+
+    padded = shards("pad")
+    assert len({len(shard) for shard in padded}) == 1
+    assert {index for shard in padded for index in shard} == set(range(length))
+    assert len({len(shard) for shard in shards("drop")}) == 1
+    assert sorted(index for shard in shards("keep") for index in shard) == list(range(length))
+    assert shards("pad", epoch=1) != padded, "each epoch has its own order"
+    assert shards("pad", start=world_size) == [shard[1:] for shard in padded], "a resumed run goes on where it stopped"
+
+
+def test_a_step_with_a_nan_gradient_changes_nothing() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    skipped = []
+    for gradient in (torch.ones(3), torch.tensor([1.0, float("nan"), 1.0]), torch.full((3,), 100.0)):
+        before = weight.detach().clone()
+        weight.grad = gradient
+        norm = global_norm([weight.grad])
+        clip_gradients([weight], norm, 1.0)
+        skipped.append(int(step_if_finite(optimizer, norm)))
+        assert torch.equal(before, weight) == bool(skipped[-1])
+    assert skipped == [0, 1, 0]
+    assert weight.grad is not None
+    assert weight.grad.norm() == pytest.approx(1.0, abs=1e-4), "clipped"
+
+
+def state(rank: int, phase: str, collectives: int, **other: Any) -> dict[str, Any]:
+    where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "step": 5}
+    return where | {"age_s": 9.0, "note": "", "phase_s": {}} | other
+
+
+def test_the_waiting_ranks_are_not_blamed() -> None:
+    waiting = [state(rank, "backward", 8) for rank in range(3)]
+    assert judge([*waiting, state(3, "forward", 7)], []).first_ranks == [3]
+    assert judge([*waiting, state(3, "data", 8)], []).first_ranks == [3]
+    assert judge([*waiting, state(3, "backward", 8)], []).first_ranks is None, "an honest unknown"
+    assert judge([*waiting, state(3, "forward", 7)], [1]).first_ranks == [1], "a silent rank comes first"
+    assert judge([state(0, "guard:sample", 8), state(1, "wait:sample", 8)], []).kind == "rank0_work"
+
+
+def test_a_straggler_is_told_by_its_own_phases_only() -> None:
+    before = [state(rank, "data", 0, phase_s={"data": 0.0, "backward": 0.0}) for rank in range(3)]
+    spent = [{"data": 1.0, "backward": 9.0}, {"data": 1.1, "backward": 9.0}, {"data": 9.0, "backward": 1.0}]
+    lines = stragglers(before, [state(rank, "data", 0, phase_s=spent[rank]) for rank in range(3)])
+    assert len(lines) == 1
+    assert "rank 2 (n1)" in lines[0]
+    assert "in data" in lines[0]
+
+
+def test_a_collective_inside_the_guard_raises_and_names_the_line() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        line = r"inside guard:sample at .*test_plumbing.py:\d+"
+        with guard.no_collectives("sample"), pytest.raises(RuntimeError, match=line):
+            dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1))  # and works again afterwards
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrong", ["melt@rank=1", "raise@rank=x", "raise@node=1", "raise@rank"])
+def test_an_unknown_fault_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="DDP_FAULTS"):
+        faults.parse(wrong)

@@ -31,7 +31,7 @@ bench: .venv/done
 	.venv/bin/python benchmarks/size.py
 
 docs: .venv/done
-	.venv/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 # examples/ holds rendered projects; a test keeps them equal to a fresh render.
 examples: .venv/done

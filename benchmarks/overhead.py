@@ -1,8 +1,8 @@
 """What the hardening costs a training step, as a ratio to a bare DDP loop in the same processes.
 
-    PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/overhead.py [--package digits] [--channels 64] [--json FILE]
+    PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/overhead.py [--package digits] [--channels 64]
 
-Blocks of both loops alternate, with the same model, data and optimiser; the monitor thread runs in the hardened blocks only.
+Blocks of both loops alternate, with the same model, data and optimiser; the monitor thread runs in hardened blocks only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def main() -> None:
     medians = {name: statistics.median(found[1:]) * 1e3 for name, found in times.items()}
     ratios = [b / a for a, b in zip(times["bare"][1:], times["hardened"][1:], strict=True)]
     result = {
-        **{"device": str(joined.device.type), "ranks": joined.world_size, "parameters": sum(p.numel() for p in net.parameters())},
+        "device": str(joined.device.type),
+        "ranks": joined.world_size,
+        "parameters": sum(p.numel() for p in net.parameters()),
         **{f"{name}_ms": round(value, 3) for name, value in medians.items()},
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
@@ -115,13 +117,17 @@ def bare_step(part: Any, model: Any, optimizer: Any, data: Any, joined: Any, bat
     return step
 
 
-def hardened_step(part: Any, model: Any, optimizer: Any, data: Any, joined: Any, batch_size: int, scratch: Path) -> Step:
+def hardened_step(
+    part: Any, model: Any, optimizer: Any, data: Any, joined: Any, batch_size: int, scratch: Path
+) -> Step:
     """The body of the generated train.py, with its agreement, phases, loader, metrics and skipped non-finite steps."""
     heartbeat, metrics, loader = part("ddp.heartbeat"), part("ddp.metrics"), part("ddp.loader")
     flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings(), scratch / "stop")
     agreement = part("ddp.agree").Agreement(joined, flags)
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
-    feed = loader.endless(loader.make_loader(data, joined, loader.LoaderSettings(), batch_size=batch_size), joined, 0, 0)
+    feed = loader.endless(
+        loader.make_loader(data, joined, loader.LoaderSettings(), batch_size=batch_size), joined, 0, 0
+    )
     count = 0
 
     def step() -> None:

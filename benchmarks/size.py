@@ -1,4 +1,4 @@
-"""Lines of the generated training loop and of each ddp module, next to their limits. Exit code 1 when one is too long."""
+"""Lines of the generated training loop and of each ddp module, next to their limits; exit code 1 beyond one."""
 
 from __future__ import annotations
 

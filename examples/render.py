@@ -21,7 +21,9 @@ def render(name: str, destination: Path) -> None:
     subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(destination / ".git", ignore_errors=True)
     answers = destination / ".copier-answers.yml"
-    kept = [line for line in answers.read_text().splitlines(keepends=True) if not line.startswith(("_commit", "_src_path"))]
+    kept = [
+        line for line in answers.read_text().splitlines(keepends=True) if not line.startswith(("_commit", "_src_path"))
+    ]
     answers.write_text("".join(kept))
 
 

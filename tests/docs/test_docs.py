@@ -336,15 +336,18 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
 
 
 def test_kinds_are_those_of_the_code(project: Path) -> None:
-    """Both ways: what is assigned to `kind`, or is the kind of a verdict or of a ConfigError, in the source."""
+    """Both ways: what is assigned to `kind`, or is the kind of a reason to stop, of a verdict or of a ConfigError."""
     arguments = {"Verdict": slice(1, 2), "_verdict": slice(0, 1), "ConfigError": slice(2, 3)}
     kinds: set[object] = set()
-    sources = [path.read_text() for path in (project / "src/demo/ddp").glob("*.py")]
-    for source in sources:
+    for path in (project / "src/demo/ddp").glob("*.py"):
+        source = path.read_text()
         for node in ast.walk(ast.parse(source)):
             values: list[ast.expr] = []
             if isinstance(node, ast.Assign) and "kind" in ast.unparse(node.targets[0]) and "Verdict" in source:
                 values = [node.value]
+            elif path.name == "preempt.py" and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KINDS":
+                assert isinstance(node.value, ast.Dict)  # how a reason to stop begins -> kind
+                values = node.value.values
             elif isinstance(node, ast.Call):
                 values = node.args[arguments.get(ast.unparse(node.func), slice(0))]
             strings = {part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)}

@@ -42,7 +42,9 @@ def test_its_own_tests_pass(render: Render) -> None:
 
 
 def test_the_loop_and_each_module_stay_short() -> None:
-    ended = subprocess.run([sys.executable, ROOT / "benchmarks" / "size.py"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "size.py"], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout
 
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/overhead.py [--package digits] [--channels 64]
 
-Blocks of both loops alternate, with the same model, data and optimiser; the monitor thread runs in hardened blocks only.
+Blocks of both loops alternate, with the same model, data and optimiser; the monitor runs in hardened blocks only.
 """
 
 from __future__ import annotations

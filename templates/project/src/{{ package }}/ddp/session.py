@@ -71,7 +71,7 @@ def session(
     try:
         with phase("init"):
             joined = setup_distributed(joined, run.device)
-        log.info("%d ranks on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
+        log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step

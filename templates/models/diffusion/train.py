@@ -86,7 +86,7 @@ def train(settings: Settings, run: Session) -> None:
                 at["sampled"] = step
 
             if due(step, settings.checkpoint.every_steps, last) and at["saved"] < step:
-                save()
+                save(must=last)
 
             if last:
                 break

@@ -45,7 +45,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
     elif isinstance(error, DataFailed) and "DataLoader timed out" in text:
         kind, advice = "dataloader_stalled", "read that index by itself; raise clocks.loader_s if it is merely slow"
-    elif isinstance(error, DataFailed) and "exited unexpectedly" in text:
+    elif "DataLoader worker" in text and ("exited unexpectedly" in text or "killed by signal" in text):
         kind, advice = "dataloader_worker_died", "look for oom-kill in dmesg; use fewer workers or smaller batches"
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"

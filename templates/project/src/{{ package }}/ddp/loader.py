@@ -75,7 +75,11 @@ class Located(Dataset[T]):
     def __getitem__(self, index: int) -> T:
         info = get_worker_info()
         self.reading[info.id if info else 0] = index
-        return self.inner[index]
+        try:
+            return self.inner[index]
+        except Exception as error:  # a data set may raise anything; one line, because a worker sends text only
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataFailed(f"index {index} of {type(self.inner).__name__}: {cause}") from error
 
     def __len__(self) -> int:
         return len(cast(Any, self.inner))
@@ -148,12 +152,16 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
                 batch = next(iterator)
             except StopIteration:
                 return
-            except Exception as error:  # a data set may raise anything
-                at = [f"index {index}" for index in located.reading.tolist()]
-                at = [f"worker {worker} at {index}" for worker, index in enumerate(at)] if loader.num_workers else at
-                lines = str(error).strip().splitlines() or [""]  # a worker's whole traceback ends with the cause
-                what = f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({', '.join(at)})"
-                raise DataFailed(f"{what}: {type(error).__name__}: {lines[-1]}") from error
+            except DataFailed as error:  # from a worker it comes with the worker's whole traceback
+                cause = str(error).strip().splitlines()[-1].rpartition("DataFailed: ")[2]
+                raise DataFailed(f"{joined.who(joined.rank)} could not read {cause}") from error
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, OSError, EOFError) as error:  # of the loader itself: a worker hangs or has died
+                gone = "" if isinstance(error, RuntimeError) else "DataLoader worker exited unexpectedly: "
+                at = [f"worker {worker} at index {index}" for worker, index in enumerate(located.reading.tolist())]
+                what = f"{joined.who(joined.rank)} could not read {type(located.inner).__name__} ({', '.join(at)})"
+                raise DataFailed(f"{what}: {gone}{error}") from error
         yield batch
 
 

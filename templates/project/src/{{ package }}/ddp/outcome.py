@@ -19,8 +19,9 @@ def begin(run_dir: Path, attempt: int, world_size: int) -> None:
     """Make the run directory and note that an attempt begins. Rank 0 only."""
     for name in ("logs", "heartbeats", "stacks", "checkpoints", "samples"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    for name in ("outcome.json", "stop"):  # of the last attempt; whoever starts again does not want to stop
-        (run_dir / name).unlink(missing_ok=True)
+    (run_dir / "outcome.json").unlink(missing_ok=True)
+    if attempt == 0:  # started by hand, so an old wish to stop is over; an automatic restart still honours it
+        (run_dir / "stop").unlink(missing_ok=True)
     _append(run_dir, {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)})
 
 

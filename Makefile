@@ -5,7 +5,7 @@
 # make docs       the documentation site, into site/
 
 PYTHON ?= python3
-# An exact version: an open range may fetch gigabytes of another build. Machines with GPUs: make demo TORCH=torch
+# An exact version, so that the demo and the tests are the same everywhere. Another one: make demo TORCH=torch
 TORCH ?= torch==2.13.0
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 

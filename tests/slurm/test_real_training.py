@@ -71,8 +71,8 @@ def newest(run_dir: Path) -> dict[str, Any]:
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
     """Where two nested states are not equal, bit for bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.dtype == other.dtype and torch.equal(one, other)
-        return [] if same else [where]
+        same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return [] if same_kind and one.numpy().tobytes() == other.numpy().tobytes() else [where]
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences(one[key], other[key], f"{where}.{key}")]
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
@@ -110,7 +110,6 @@ def test_trains_to_the_end_over_two_nodes(train: Callable[..., Any]) -> None:
     result = train().wait()
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 0), everything(result)
     assert json.loads((result.run_dir / "outcome.json").read_text())["outcome"] == "done", everything(result)
-    assert "2 ranks on tn1, tn2, gloo" in result.output, everything(result)
     report = (result.run_dir / "report.md").read_text()
     assert "✔ done" in report
     assert f"| 0 | tn1 | {STEPS} |" in report

@@ -59,7 +59,8 @@ class Agreement:
             self._explain_divergence(step, -minus_step)
         if stop:
             raise StopRequested(self._joined.store.get("stop").decode())
-        self._interval = max(1, min(1000, int(self._every_s * 1e6 / max(poll_us, 1))))
+        # At most 32: should steps become slow all at once, a stop must not wait for hundreds of them.
+        self._interval = max(1, min(32, int(self._every_s * 1e6 / max(poll_us, 1))))
 
     def _start(self, step: int) -> None:
         reason = self._flags.reason()

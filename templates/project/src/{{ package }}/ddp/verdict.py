@@ -68,7 +68,9 @@ def _verdict(
     first = states[ranks[0]]
     names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks) if tell_ranks else "all ranks"
     note = f", at {first['note']!r}" if first["note"] else ""
-    reason = f"{names} {what}; phase {first['phase']}, step {first['step']}{note}, idle for {first['age_s']:.0f} s"
+    where = f"phase {first['phase']}, step {first['step']}{note}"
+    idle = "" if kind == "rank_killed" else f", idle for {first['age_s']:.0f} s"
+    reason = f"{names} {what}; {'last heard of in ' if not idle else ''}{where}{idle}"
     blamed = list(ranks) if tell_ranks else None
     return Verdict(STALLED, kind, reason, blamed, first["phase"], first["step"], advice)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import reserved_names
+import yaml
 from cli_helpers import refused
 
 LONG = "a" * 300
@@ -35,14 +39,17 @@ def test_bad_name_by_set(cli, work, question, name):
 
 
 # `../x` is a fine destination (its name is x), and `-x` is an option.
-@pytest.mark.parametrize(
-    "name", [name for key, name in BAD_NAMES.items() if key not in ("parent", "leading hyphen", "empty", "long")]
-)
+OTHERWISE_BAD = ("parent", "leading hyphen", "empty", "long", "newline", "trailing newline")
+
+
+@pytest.mark.parametrize("name", [name for key, name in BAD_NAMES.items() if key not in OTHERWISE_BAD])
 def test_bad_name_by_destination(cli, work, name):
     refused(cli("new", name, "-y"), work, 2, "DEST: the project name", "Pass --set project_name=")
 
 
-@pytest.mark.parametrize(("name", "code"), [("", 2), (LONG, 1), ("a" * 61, 2), ("a\0b", 1), (f"{LONG}/x", 1)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("", 2), (LONG, 1), ("a" * 61, 2), ("a\0b", 2), ("x\ny", 2), ("\x1b[2J", 2), (f"{LONG}/x", 1)]
+)
 def test_impossible_destination(cli, work, name, code):
     refused(cli("new", name, "-y"), work, code)
 
@@ -54,8 +61,30 @@ def test_bad_name_by_answers_file(cli, work, tmp_path, question):
     refused(cli("new", "demo", "-y", "--answers", str(file)), work, 2, f"{file}:2", "'class' is a Python keyword")
 
 
-def test_hint_offers_a_valid_name(cli, work):
-    refused(cli("new", "My Model", "-y"), work, 2, "for example --set project_name=my-model")
+@pytest.mark.parametrize(
+    "name", ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"]
+)
+def test_hint_offers_a_valid_name(cli, work, name):
+    result = cli("new", name, "-y")
+    refused(result, work, 2, "DEST: the project name")
+    offered = result.stderr.split()[-1].removesuffix(".")
+    assert offered.endswith("-project")
+    assert cli("new", name, "-y", "--dry-run", "--set", offered).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["typing_extensions", "typing-extensions", "scikit-learn", "pil", "conftest", "nvidia"]
+)
+def test_names_that_dependencies_bring_are_reserved(cli, work, name):
+    refused(cli("new", "demo", "-y", "--set", f"project_name={name}"), work, 2, f"'{name}' is a Python keyword, or the")
+
+
+def test_reserved_names_are_those_of_this_python_and_of_the_installed_dependencies():
+    pytest.importorskip("torch")
+    listed = set(yaml.safe_load(reserved_names.FILE.read_text()))
+    found = reserved_names.standard_library(sys.executable) | reserved_names.brought_by_dependencies()
+    assert set(filter(None, map(reserved_names.can_be_asked_for, found))) - listed == set()
+    assert all(isinstance(name, str) for name in listed)
 
 
 def test_bad_destination_name_is_fine_with_a_project_name(cli, work):
@@ -71,9 +100,9 @@ WRONG = {
     "copier setting": ("_src_path=/tmp", "there is no question '_src_path'", "Keys that can be set"),
     "not asked": ("nodes=2", "'nodes' is not asked with preset local", "nproc"),
     "choice": ("tracker=tensorbord", "'tensorbord' is none of tensorboard, wandb, none", "Did you mean tensorboard?"),
-    "type": ("max_restarts=abc", "'abc' is not a whole number", "max_restarts=4"),
-    "float": ("max_restarts=1.5", "'1.5' is not a whole number", "max_restarts=4"),
-    "empty number": ("max_restarts=", "'' is not a whole number", "max_restarts=4"),
+    "type": ("max_restarts=abc", "'abc' is not a whole number", "max_restarts=3"),
+    "float": ("max_restarts=1.5", "'1.5' is not a whole number", "max_restarts=3"),
+    "empty number": ("max_restarts=", "'' is not a whole number", "max_restarts=3"),
     "range": ("collective_timeout_s=5", "'5' must be from 20 to 7200 seconds", "collective_timeout_s"),
     "huge": (f"max_restarts={'9' * 5000}", "is not a whole number", "(5000 characters)"),
     "no value": ("nproc", "'nproc' is not KEY=VALUE", "--set nodes=4"),
@@ -95,6 +124,18 @@ SLURM_INJECTIONS = [
     "modules=-rf",
     "walltime=soon",
     "walltime=04:00:00\nexit",
+    "walltime=00:00:00",  # for Slurm: no limit
+    "walltime=0-00:00:00",
+    "walltime=000:04:59",  # the signal to stop comes up to 3 minutes before the end
+    "partition=-p",
+    "partition=,",
+    "partition=a,,b",
+    "partition=a,",
+    "partition=a,-b",
+    f"partition={'a,' * 40}a",
+    "account=-A",
+    "account=.a",
+    "account=a,b",
 ]
 
 
@@ -103,6 +144,11 @@ def test_injection_into_scripts(cli, work, pair):
     refused(
         cli("new", "demo", "-y", "--preset", "generic-slurm", "--set", pair), work, 2, f"--set {pair.split('=')[0]}"
     )
+
+
+@pytest.mark.parametrize("pair", ["walltime=00:05:00", "walltime=1-00:00:00", "partition=a,b_2,c.d-e", "account=a@b.c"])
+def test_answers_that_slurm_takes(cli, work, pair):
+    assert cli("new", "demo", "--json", "--dry-run", "--preset", "generic-slurm", "--set", pair).exit_code == 0
 
 
 def test_key_not_asked_with_slurm(cli, work):
@@ -117,6 +163,12 @@ def test_wrong_choice_by_option(cli, work, option):
 
 def test_key_given_twice(cli, work):
     refused(cli("new", "demo", "-y", "--preset", "local", "--set", "preset=local"), work, 2, "'preset' is given twice")
+    twice = cli("new", "demo", "-y", "--set", "nproc=1", "--set", "nproc=2")
+    refused(twice, work, 2, "'nproc' is given twice", "hint: Keep one of them.")
+
+
+def test_hints_have_no_loose_ends(cli, work):
+    assert cli("new", "demo", "-y", "--preset", "locl").stderr.endswith("hint: Did you mean local?\n")
 
 
 BROKEN_FILES = {
@@ -130,6 +182,8 @@ BROKEN_FILES = {
     "empty": ("", "is not a mapping"),
     "twice": ("nproc: 2\nnproc: 4\n", ":2: 'nproc' is given twice"),
     "syntax": ("nproc: [2\n", "not valid YAML"),
+    "key that is a list": ("? [a, b]\n: 2\n", ":1: a key must be plain text"),
+    "nested deeply": ("a: " + "[" * 5000, "is nested too deeply"),
     "tag": ("nproc: !!python/object/apply:os.system [id]\n", ":1: 'nproc' must have one plain value"),
     "control": ("nproc: \x07\n", "not valid YAML"),
 }
@@ -145,6 +199,8 @@ def test_broken_answers_file(cli, work, tmp_path, text, message):
 def test_answers_file_that_cannot_be_read(cli, work, tmp_path):
     refused(cli("new", "demo", "-y", "--answers", "absent.yml"), work, 2, "absent.yml: cannot be read: No such file")
     refused(cli("new", "demo", "-y", "--answers", str(tmp_path)), work, 2, "cannot be read")
+    refused(cli("new", "demo", "-y", "--answers", ""), work, 2, "'--answers': the path is empty")
+    refused(cli("new", "demo", "-y", "--answers", "a\nb"), work, 2, "a\\nb: cannot be read: No such file")
     binary = tmp_path / "answers.yml"
     binary.write_bytes(b"\xff\xfe\x00")
     refused(cli("new", "demo", "-y", "--answers", str(binary)), work, 2, "not UTF-8 text")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 import typer
-from cli_helpers import SCAFFOLD
+from cli_helpers import SCAFFOLD, refused
 
 from ddp_scaffold import __version__
 from ddp_scaffold.cli import app
@@ -81,12 +82,28 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("args", [["new"], ["new", "x", "--nope"], ["nope"], ["new", "x", "--set"]])
-def test_wrong_usage_is_exit_code_2(cli, work, args):
+WRONG_USAGE = {
+    "no DEST": ["new"],
+    "option": ["new", "x", "--nope"],
+    "command": ["nope"],
+    "subcommand": ["presets", "nope"],
+    "no subcommand": ["presets"],
+    "no value": ["new", "x", "--set"],
+    "empty path": ["presets", "check", ""],
+}
+
+
+@pytest.mark.parametrize("args", WRONG_USAGE.values(), ids=WRONG_USAGE)
+def test_wrong_usage_is_two_lines(cli, work, args):
+    refused(cli(*args), work, 2, "--help`.")
+
+
+@pytest.mark.parametrize("args", [["new", "--json"], ["new", "x", "--json", "--nope"], ["nope", "--json"]])
+def test_wrong_usage_is_an_object_with_json(cli, work, args):
     result = cli(*args)
-    assert result.exit_code == 2
-    assert "Traceback" not in result.output
-    assert list(work.iterdir()) == []
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["exit_code"], result.stderr) == (2, 2, "")
+    assert "--help`" in error["hint"]
 
 
 def test_unexpected_error_is_two_lines_and_debug_shows_the_traceback(cli, work, monkeypatch):

@@ -134,6 +134,13 @@ def test_copier_settings_of_the_user_are_spelled_out(cli, work):
     assert told["command"].endswith("--set max_restarts=9")
 
 
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", "defaults: 2024-13-45\n", "\0", "a: " + "[" * 5000])
+def test_broken_copier_settings_of_the_user(cli, work, monkeypatch, tmp_path, text):
+    (tmp_path / "settings.yml").write_text(text)
+    monkeypatch.setenv("COPIER_SETTINGS_PATH", str(tmp_path / "settings.yml"))
+    refused(cli("new", "demo", "-y"), work, 1, "copier's settings cannot be read", "COPIER_SETTINGS_PATH")
+
+
 # ------------------------------------------------------------------------------------------------- destinations
 def test_current_directory(cli, work, monkeypatch):
     (work / "demo").mkdir()
@@ -161,6 +168,26 @@ def test_destination_is_a_file(cli, work, tmp_path):
     assert (tmp_path / "demo").read_text() == "kept"
 
 
+def test_link_to_a_directory_gives_its_own_name(cli, work, tmp_path):
+    (tmp_path / "Real Place").mkdir()
+    (work / "demo").symlink_to(tmp_path / "Real Place")
+    assert cli("new", "demo", "-y").exit_code == 0
+    assert (work / "demo").is_symlink()
+    assert (tmp_path / "Real Place" / "src" / "demo").is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "/a/b"])
+def test_dangling_link(cli, work, tmp_path, below):
+    (tmp_path / "demo").symlink_to(tmp_path / "absent")
+    refused(cli("new", f"{tmp_path}/demo{below}", "-y"), work, 1, "is a link that leads nowhere")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_inside_a_git_directory(cli, work, tmp_path):
+    git(tmp_path, "init", "--quiet")
+    refused(cli("new", str(tmp_path / ".git" / "demo"), "-y"), work, 1, "is inside a .git directory")
+
+
 def test_link_to_itself(cli, work, tmp_path):
     (tmp_path / "demo").symlink_to(tmp_path / "demo")
     refused(cli("new", str(tmp_path / "demo"), "-y"), work, 1, "another destination")
@@ -184,6 +211,21 @@ def test_write_failure_leaves_nothing(cli, work):
 def test_missing_git(cli, work, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     refused(cli("new", "demo", "-y"), work, 1, "git is not installed", "Install git")
+
+
+def test_git_that_cannot_run(cli, work, monkeypatch, tmp_path):
+    (tmp_path / "git").write_bytes(b"\0")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused(cli("new", "demo", "-y"), work, 1, "git cannot be run: Exec format error", str(tmp_path / "git"))
+
+
+def test_git_configuration_that_git_cannot_read(cli, work, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        configure(patch, tmp_path, "[broken")
+        refused(cli("new", "demo", "-y"), work, 1, "failed: fatal: bad config line 1")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "abc")
+    refused(cli("new", "demo", "-y"), work, 1, "failed: fatal: unable to parse command-line config")
 
 
 def test_old_git(cli, work, monkeypatch, tmp_path):

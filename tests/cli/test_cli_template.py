@@ -69,7 +69,7 @@ def test_checkout_without_tags(cli, work, fork, monkeypatch):
     git(fork, "tag", "--delete", RELEASE)
     monkeypatch.setattr(template, "CHECKOUT", fork)
     commit = source_of(cli("new", "demo", "--json"))["commit"]
-    assert git(fork, "rev-parse", "HEAD").startswith(commit)
+    assert git(fork, "rev-parse", "HEAD") == f"{commit}\n"  # a short hash could look like a number
 
 
 def test_bundle(cli, work, template_repo, tmp_path, monkeypatch):
@@ -125,11 +125,33 @@ def test_environment_of_the_user_is_appended_to(cli, work, monkeypatch):
     assert git(work / "demo", "log", "--format=%an") == "Someone\n"
 
 
-@pytest.mark.parametrize("released", [True, False])
-def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, released):
-    """Also one that was made from a checkout past the last release, as developers do."""
+def test_longer_redirect_of_ours_wins_over_the_users(cli, work, monkeypatch, tmp_path):
+    (tmp_path / "gitconfig").write_text('[url "ssh://git@github.com/"]\n\tinsteadOf = https://github.com/\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    assert cli("new", "demo", "-y").exit_code == 0
+
+
+def test_equal_redirect_of_the_user_is_named(cli, work, monkeypatch, tmp_path):
+    (tmp_path / "gitconfig").write_text(f'[url "/mirror.git"]\n\tinsteadOf = {template.PUBLIC_URL}\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    refused(
+        cli("new", "demo", "-y"), work, 1, f"replaces {template.PUBLIC_URL} by /mirror.git", "Remove that insteadOf"
+    )
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a", ""])
+def test_template_whose_questions_cannot_be_read(cli, work, fork, text):
+    (fork / "copier.yml").write_text(text)
+    refused(cli("new", "demo", "-y", "--template", str(fork)), work, 1, "the template's copier.yml")
+
+
+@pytest.mark.parametrize("made_from", ["release", "commit after it", "commit without tags"])
+def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, made_from):
+    """Also one that was made from a checkout without releases, or past the last one, as developers do."""
     monkeypatch.setattr(template, "CHECKOUT", fork)
-    if not released:
+    if made_from == "commit without tags":
+        git(fork, "tag", "--delete", RELEASE)
+    if made_from == "commit after it":
         git(fork, "commit", "--quiet", "--allow-empty", "--message", "Unreleased")
     assert cli("new", "demo", "-y").exit_code == 0
     (fork / "templates" / "project" / "ADDED.txt").write_text("from the next release\n")

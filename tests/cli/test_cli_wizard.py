@@ -110,6 +110,16 @@ def test_wrong_answer_is_asked_again_in_place(wizard, ask, work):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [[], ["--preset", "local"]])
+def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, options):
+    child = wizard("torch", "--dry-run", *options)
+    ask(child, "project_name", ENTER)
+    child.expect_exact("is a Python keyword, or the name of a module")
+    child.send(BACKSPACE * 5 + "fine" + ENTER)
+    ask(child, "package", CTRL_C)
+    interrupted(child, work)
+
+
 def test_given_answers_are_not_asked(wizard, ask, work):
     given = ["project_name=demo", "package=demo", "tracker=none", "nproc=2", "max_restarts=1"]
     child = wizard("demo", "--preset", "local", "--model", "diffusion", *(word for g in given for word in ("--set", g)))
@@ -155,6 +165,16 @@ def test_ctrl_c_at_a_question_leaves_nothing(wizard, ask, work):
 def test_ctrl_c_at_the_confirmation_leaves_nothing(wizard, work):
     child = wizard_at_confirmation(wizard)
     child.kill(signal.SIGINT)
+    interrupted(child, work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number):
+    child = wizard("demo")
+    ask(child, "project_name", ENTER)
+    child.expect_exact("Name of the Python package")
+    child.expect_exact(DRAWN)
+    child.kill(number)
     interrupted(child, work)
 
 

@@ -78,6 +78,14 @@ def test_all_problems_at_once(broken: Path) -> None:
         ("name: '{{ 1 }}'\n", "x.yml:1: holds '{{', which Jinja would evaluate"),
         ("scheduler: slurm\n", "x.yml: scheduler: must be a mapping of value, source and confidence"),
         ("name: y\n", "x.yml: name: must be 'x', like the file"),
+        ("verified_on: 2024-13-45\n", "x.yml: is not YAML: ValueError: month must be in 1..12"),
+        ("a: !!bool maybe\n", "x.yml: is not YAML: KeyError: 'maybe'"),
+        ("a: !!timestamp soon\n", "x.yml: is not YAML: AttributeError"),
+        ("a: 1" + "0" * 5000, "x.yml: is not YAML: ValueError"),
+        ("? [a]\n: b\n", "x.yml:1: is not YAML: found unhashable key"),
+        ("a: " + "[" * 5000, "x.yml: is not YAML: RecursionError"),
+        ("a: &x {<<: *x}\n", "x.yml"),
+        ("1: 2\n", "x.yml"),
     ],
 )
 def test_files_that_are_no_presets(tmp_path: Path, text: str, reason: str) -> None:
@@ -121,6 +129,25 @@ def test_check(broken: Path) -> None:
     code, text = run("check", good, str(broken), "--json")
     assert code == 1
     assert [(file["ok"], len(file["problems"])) for file in json.loads(text)["files"]] == [(True, 0), (False, 4)]
+
+
+@pytest.mark.parametrize("name", ["a\0b.yml", "a\nb.yml", "a" * 300])
+def test_check_goes_on_after_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    good, odd = str(FILES[0]), tmp_path / "odd.yml"
+    odd.write_text('? [a]\n: b\n"x\\n\\ud800": 1\n')
+    code, text = run("check", name, str(odd), good)
+    assert code == 1
+    assert "cannot be read" in text
+    assert len(text.splitlines()) == 3  # one a file, whatever the names
+    assert text.splitlines()[-1] == f"{good}: ok"
+
+
+def test_unprintable_fields_stay_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.yml"
+    path.write_text('"a\\nb\\e[2J": 1\n')
+    code, text = run("check", str(path))
+    assert code == 1
+    assert "a\\nb\\x1b[2J: is not a known field" in text
 
 
 def test_a_broken_preset_is_not_shown(broken: Path) -> None:

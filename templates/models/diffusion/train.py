@@ -4,6 +4,7 @@ What happens every so many steps stands at the head of the loop, so that a resum
 still owes. Every rank goes through every line; work for rank 0 alone goes through `on_rank0`.
 """
 
+import logging
 import math
 
 import torch
@@ -26,6 +27,8 @@ from .ddp.settings import effective, load
 from .evaluate import evaluate, finish
 from .model import build_model, diffusion_loss
 from .sample import sample, save_grid
+
+log = logging.getLogger("ddp")
 
 
 def main() -> None:
@@ -69,7 +72,10 @@ def train(settings: Settings, run: Session) -> None:
 
     def draw(progress: Progress) -> None:
         images = sample(model.module, settings.sample, device, progress)
-        save_grid(images, run.dir / "samples" / f"step_{at['step']:08d}.png")
+        try:
+            save_grid(images, run.dir / "samples" / f"step_{at['step']:08d}.png")
+        except OSError as error:  # a full disk costs the picture, not the run
+            log.warning("no picture of step %d: %s", at["step"], error)
 
     bar = tqdm(total=settings.train.steps, initial=at["step"], unit="step", disable=None if job.rank == 0 else True)
     feed = endless(loader, job, at["epoch"], at["used"])

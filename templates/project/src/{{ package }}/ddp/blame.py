@@ -54,6 +54,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
-    first = None if kind in ("network_unreachable", "unknown") else [joined.rank]
+    told = kind not in ("network_unreachable", "unknown", "nonfinite_loss")  # a reduced NaN has lost its origin
+    first = [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from contextlib import suppress
@@ -96,7 +97,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
 def set_aside(joined: Dist, run_dir: Path) -> None:
     """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix."""
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
-    on_rank0(joined, "set-aside", lambda _progress: any(root.glob("step_*")) and root.rename(kept))
+    on_rank0(joined, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
 
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
@@ -128,7 +129,7 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         shutil.rmtree(aside, ignore_errors=True)
         return f"{type(error).__name__}: {error}"
-    for old in sorted(root.glob("step_*"))[:-keep]:
+    for old in _checkpoints(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return None
 
@@ -136,13 +137,18 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
 def _new_name(root: Path, step: int) -> str:
     """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
     name = f"step_{step:08d}"
-    taken = [path.suffix[1:] or "0" for path in root.glob(f"{name}*")]
-    return f"{name}.{max(map(int, taken)) + 1:03d}" if taken else name
+    taken = [int(path.suffix[1:] or 0) for path in _checkpoints(root) if path.stem == name]
+    return f"{name}.{max(taken) + 1:03d}" if taken else name
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
+    return sorted(path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
 
 
 def _newest_good(root: Path, progress: Progress) -> str | None:
     """Name of the newest checkpoint whose files have the size and checksum of its manifest; others are reported."""
-    for candidate in sorted(root.glob("step_*"), reverse=True):
+    for candidate in reversed(_checkpoints(root)):
         progress(f"verifying {candidate.name}")
         try:
             manifest = json.loads((candidate / "manifest.json").read_text())

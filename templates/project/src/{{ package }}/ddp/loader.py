@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -50,12 +52,13 @@ class GlobalOrder(Sampler[int]):
         order = torch.arange(self.length)
         if self.shuffle:
             order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        rest = self.length % self.world_size
+        left = order[self.start :]
+        rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
         if rest and self.uneven == "pad":
-            order = torch.cat([order, order[: self.world_size - rest]])
+            left = torch.cat([left, order[: self.world_size - rest]])
         elif rest and self.uneven == "drop":
-            order = order[: self.length - rest]
-        return iter(order[self.start :][self.rank :: self.world_size].tolist())
+            left = left[: len(left) - rest]
+        return iter(left[self.rank :: self.world_size].tolist())
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch, whatever `start` is."""
@@ -128,7 +131,7 @@ def make_loader(
         timeout=joined.clocks.loader_s if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
-        worker_init_fn=protect_worker if workers else None,
+        worker_init_fn=partial(protect_worker, os.getpid()) if workers else None,
         pin_memory=joined.device.type == "cuda",
         # The loader draws its workers' seeds from here: from the default generator it would disturb a resumed run.
         generator=torch.Generator().manual_seed(seed + joined.rank),
@@ -145,7 +148,8 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
     order.set_epoch(epoch, start)
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
-    iterator = iter(loader)
+    with phase("data"):  # starts the workers
+        iterator = iter(loader)
     while True:
         with phase("data"):
             try:

@@ -114,6 +114,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             row = json.loads(text)
         except json.JSONDecodeError:  # a kill in the middle of a line
             continue
+        if not isinstance(row, dict) or "step" not in row:
+            continue
         while rows and _replaces(row, rows[-1]):
             rows.pop()
         rows.append(row)
@@ -128,5 +130,7 @@ def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
+        if not (Path(name) / "attempts.jsonl").exists():
+            sys.exit(f"error: {name} is not a run directory (no attempts.jsonl)")
         write(Path(name))
         print(Path(name) / "report.md")

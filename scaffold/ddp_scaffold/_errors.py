@@ -1,15 +1,20 @@
 """The one exception that commands raise, and the edge at which it becomes two lines and an exit code.
 
-Exit codes: 0 done, 1 error, 2 the command line (or an answer on it) is wrong, 130 interrupted.
+Exit codes: 0 done, 1 error, 2 the command line (or an answer on it) is wrong, 130 interrupted (Ctrl-C,
+SIGTERM or SIGHUP).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -34,10 +39,11 @@ class UsageError(ScaffoldError):
 
 @dataclass
 class Session:
-    """How this run reports its failures. It hangs on the context of Typer; commands with `--json` set `as_json`."""
+    """How this run reports its failures, on the context of Typer."""
 
+    as_json: bool
     debug: bool = False
-    as_json: bool = False
+    written: Path | None = None  # the project, once it is complete at its destination
 
 
 def show(value: object) -> str:
@@ -46,41 +52,83 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}...{text[-1]} ({len(str(value))} characters)"
 
 
-class EdgeGroup(TyperGroup):
-    """The root command: whatever a command raises ends here."""
+def one_line(text: str) -> str:
+    """Return `text` with whatever would end the line, steer a terminal or not encode as an escape sequence."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
-    def invoke(self, ctx: Any) -> Any:
-        session = ctx.ensure_object(Session)
+
+def file_path(text: str) -> Path:
+    """Parse the path of a file on the command line. An empty one, as of an unset variable, would be `.`."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
+
+
+class EdgeGroup(TyperGroup):
+    """The root command: whatever is raised ends here, Typer's own usage errors too."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        session = Session(as_json="--json" in words)
         try:
-            return super().invoke(ctx)
-        except (KeyboardInterrupt, typer.Abort) as interrupt:
-            error = ScaffoldError("interrupted, nothing was left behind", "", INTERRUPTED)
-            cause: BaseException = interrupt
-        except ScaffoldError as known:
-            error = cause = known
-        except (typer.Exit, typer.TyperException, BrokenPipeError):  # Typer's own business: --help, unknown options
-            raise
-        except Exception as unexpected:
-            summary = " ".join(str(unexpected).split())
-            error = ScaffoldError(
-                f"unexpected {type(unexpected).__name__}: {summary}",
-                "This is a bug; `ddp-scaffold --debug ...` shows the traceback to report with it.",
-            )
-            cause = unexpected
-        if session.debug:
-            traceback.print_exception(cause)
-        report(error, session.as_json)
-        raise typer.Exit(error.exit_code)
+            with self.make_context("ddp-scaffold", words, obj=session) as context:
+                self.invoke(context)
+            sys.exit(0)
+        except typer.Exit as done:
+            sys.exit(done.exit_code)
+        except BrokenPipeError:  # the reader has seen enough, as `| head` has
+            _give_up_output()
+            sys.exit(ERROR)
+        except (Exception, KeyboardInterrupt) as cause:
+            if session.debug:
+                traceback.print_exception(cause)
+            error = _explain(cause, session)
+            report(error, session.as_json)
+            sys.exit(error.exit_code)
+
+
+def _explain(cause: BaseException, session: Session) -> ScaffoldError:
+    """Return what to tell of an exception."""
+    if isinstance(cause, ScaffoldError):
+        return cause
+    if isinstance(cause, (KeyboardInterrupt, typer.Abort)):
+        state = f"{session.written} is complete" if session.written else "nothing was left behind"
+        return ScaffoldError(f"interrupted, {state}", "", INTERRUPTED)
+    if isinstance(cause, typer.TyperException):
+        path = getattr(getattr(cause, "ctx", None), "command_path", "ddp-scaffold")
+        return UsageError(cause.format_message().rstrip("."), f"See `{path} --help`.")
+    if isinstance(cause, OSError):
+        what = f"{cause.filename}: {cause.strerror}" if cause.filename else str(cause.strerror or cause)
+        return ScaffoldError(what, "Correct that on this machine; `ddp-scaffold --debug ...` shows where it happened.")
+    return ScaffoldError(
+        f"unexpected {type(cause).__name__}: {' '.join(str(cause).split())}",
+        "This is a bug; `ddp-scaffold --debug ...` shows the traceback to report with it.",
+    )
 
 
 def report(error: ScaffoldError, as_json: bool) -> None:
-    """Print an error: JSON goes to stdout, text to stderr."""
-    if as_json:
-        fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        typer.echo(json.dumps({"error": fields}, indent=2))
-        return
-    if error.exit_code == INTERRUPTED:
-        typer.echo(("\n" if sys.stderr.isatty() else "") + error.message, err=True)  # a prompt's line may be unfinished
-        return
-    typer.echo(f"error: {error.message}", err=True)
-    typer.echo(f"hint: {error.hint}", err=True)
+    """Print an error: JSON goes to stdout, text to stderr, and what cannot be printed nowhere."""
+    message, hint = one_line(error.message), one_line(error.hint)
+    try:
+        if as_json:
+            fields = {"message": message, "hint": hint, "exit_code": error.exit_code}
+            typer.echo(json.dumps({"error": fields}, indent=2))
+            return
+    except OSError:  # stdout is what failed: stderr it is
+        pass
+    with contextlib.suppress(OSError):
+        if error.exit_code == INTERRUPTED:  # a prompt's line may be unfinished
+            typer.echo(("\n" if sys.stderr.isatty() else "") + message, err=True)
+        else:
+            typer.echo(f"error: {message}\nhint: {hint}", err=True)
+    _give_up_output()
+
+
+def _give_up_output() -> None:
+    """Let Python drop output that could not be written; it would try again at its exit, and fail with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from ._errors import ScaffoldError
@@ -17,21 +19,47 @@ LOCAL_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "
 
 
 def run_git(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run git in `cwd` and return what came of it, whatever its exit code."""
+    """Run git in `cwd` and return what came of it, whatever its exit code. Raises ScaffoldError if it cannot run."""
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
-    return subprocess.run(
-        ["git", *args], cwd=cwd, env=environment, capture_output=True, text=True, errors="replace", check=False
-    )
+    command = ["git", *args]
+    try:
+        return subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise ScaffoldError(
+            f"git cannot be run: {error.strerror}", f"See what `git --version` says; it is {shutil.which('git')}."
+        ) from error
+    except KeyboardInterrupt:
+        wait_for_git()
+        raise
+
+
+def wait_for_git(limit_s: float = 10) -> None:
+    """Wait for the git that an interrupt left running, ours or copier's: it would write where we clean up."""
+    deadline = time.monotonic() + limit_s
+    with suppress(ChildProcessError):  # there is none any more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.02)
 
 
 def git(*args: str, cwd: Path) -> str:
     """Run git in `cwd` and return its output. Raises ScaffoldError with git's own message if it fails."""
     done = run_git(*args, cwd=cwd)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        command = next(arg for arg in args if not arg.startswith("-") and "=" not in arg)
-        raise ScaffoldError(f"git {command} failed: {said[0]}", f"It ran in {cwd}.")
+        command = next((arg for arg in args if not arg.startswith("-") and "=" not in arg), "")
+        raise ScaffoldError(
+            f"git {command} failed: {complaint(done.stderr) or f'exit code {done.returncode}'}",
+            "Correct what git names: its configuration, a GIT_ variable, or the template's address.",
+        )
     return done.stdout
+
+
+def complaint(stderr: str) -> str:
+    """Return the line of git's stderr that says why it gave up."""
+    lines = stderr.strip().splitlines()
+    return next((line for line in lines if line.startswith("fatal:")), lines[-1] if lines else "")
 
 
 def require_git() -> None:
@@ -41,13 +69,14 @@ def require_git() -> None:
             "git is not installed (or not on PATH)",
             "Install git: the project records the template's commit, without which it could never be updated.",
         )
-    text = run_git("--version", cwd=Path("/")).stdout
+    text = git("--version", cwd=Path("/"))
     found = re.search(r"(\d+)\.(\d+)", text)
     if found is None or (int(found[1]), int(found[2])) < MINIMUM:
         raise ScaffoldError(
             f"git {'.'.join(map(str, MINIMUM))} or newer is needed, found: {text.strip() or 'no version'}",
             "Install a newer git, or load one (on clusters often `module load git`).",
         )
+    git("config", "--list", cwd=Path("/"))  # fails for a configuration that git cannot read
 
 
 def enclosing_work_tree(path: Path) -> Path | None:
@@ -74,5 +103,5 @@ def first_commit(project: Path, message: str) -> None:
     if any(run_git("var", f"GIT_{role}_IDENT", cwd=project).returncode for role in ("AUTHOR", "COMMITTER")):
         identity = ["-c", "user.name=ddp-scaffold", "-c", "user.email=ddp-scaffold@localhost"]
     git("-c", f"core.excludesFile={os.devnull}", "add", "--all", cwd=project)
-    quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "commit.gpgSign=false"]
+    quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "commit.gpgSign=false", "-c", "maintenance.auto=false"]
     git(*quiet, *identity, "commit", "--quiet", "--no-verify", "--message", message, cwd=project)

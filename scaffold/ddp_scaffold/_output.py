@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
 import typer
+
+from ._errors import ScaffoldError, one_line
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print one line. Raises ScaffoldError if it cannot be written, BrokenPipeError if nobody reads it any more."""
+    try:
+        typer.echo(one_line(text), err=err)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        stream = "stderr" if err else "stdout"
+        raise ScaffoldError(
+            f"{stream} cannot be written: {error.strerror}", "All else is done; print it to another place."
+        ) from error
+
+
+def say_json(value: object) -> None:
+    """Print an object as JSON, in ASCII."""
+    for line in json.dumps(value, indent=2).splitlines():
+        say(line)
 
 
 def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -18,22 +40,40 @@ def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
 
         table = Table.grid(padding=(0, 2))
         for label, text in pairs:
-            table.add_row(Text(label, style="bold"), Text(text))
+            table.add_row(Text(label, style="bold"), Text(one_line(text)))
         Console(highlight=False).print(Panel(table, title=Text(title), title_align="left", expand=False))
         return
-    typer.echo(title)
+    say(title)
     width = max(len(label) for label, _ in pairs)
     for label, text in pairs:
-        typer.echo(f"  {label:<{width}}  {text}")
+        say(f"  {label:<{width}}  {text}")
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print lines under a header: a rich table on a terminal, aligned plain text in a pipe."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(*header)
+        for line in lines:
+            grid.add_row(*(Text(one_line(cell)) for cell in line))
+        Console(highlight=False).print(grid)
+        return
+    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
+    for line in (header, *lines):
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def commands(title: str, lines: Sequence[str]) -> None:
     """Print commands to copy, each on one unbroken line."""
-    typer.echo(f"\n{title}")
+    say()
+    say(title)
     for line in lines:
-        typer.echo(f"  {line}")
+        say(f"  {line}")
 
 
 def note(text: str) -> None:
     """Print a remark. It goes to stderr, so that stdout holds nothing but the result."""
-    typer.echo(f"note: {text}", err=True)
+    say(f"note: {text}", err=True)

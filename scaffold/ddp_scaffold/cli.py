@@ -6,12 +6,16 @@ imported inside the functions that need them.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from . import __version__
-from ._errors import EdgeGroup, Session
+from ._errors import ERROR, EdgeGroup, ScaffoldError, report
 from .commands import new, presets
 
 app = typer.Typer(
@@ -20,7 +24,6 @@ app = typer.Typer(
     help="Generate hardened PyTorch DDP training projects and keep them up to date.",
     epilog="Exit codes: 0 done; 1 error; 2 wrong usage or answer; 130 interrupted. Any other is named by its command.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -43,9 +46,26 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
-    ctx.ensure_object(Session).debug = debug
+    ctx.obj.debug = debug
 
 
 def main() -> None:
     """Run the command line; the process ends with the exit code."""
+    for stream in ("stdin", "stderr"):  # None where the shell closed it (`2>&-`)
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "r+"))  # noqa: SIM115 (open to the end of the process)
+    if sys.stdout is None:
+        report(ScaffoldError("stdout is closed", "Leave it open; `> /dev/null` discards the output."), as_json=False)
+        sys.exit(ERROR)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name that the locale cannot print
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup, for one, ignores SIGHUP: so it stays
+            signal.signal(number, _interrupt)
     app()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Clean up as after Ctrl-C; more such signals, which often come in pairs, do not disturb that."""
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -96,8 +96,8 @@ def load(path: Path) -> Preset:
     """Return the preset in a file. Raises PresetError with every problem at once."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PresetError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
     problems = []
     # Copier renders a preset as a Jinja template before it reads the YAML.
@@ -109,10 +109,11 @@ def load(path: Path) -> Preset:
         ]
     try:
         data = yaml.load(text, _NoDuplicates)
-    except yaml.YAMLError as error:
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problems.append(Problem(where, "", f"is not YAML: {getattr(error, 'problem', error)}"))
+        reason = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
+        problems.append(Problem(where, "", f"is not YAML: {reason}"))
         raise PresetError(problems) from error
     if not isinstance(data, dict):
         raise PresetError([*problems, Problem(str(path), "", "must be a mapping of fields")])
@@ -143,10 +144,11 @@ class _NoDuplicates(yaml.SafeLoader):
     """YAML lets the last of two equal keys win in silence; here the second is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands here twice", key_node.start_mark)
-            seen.add(key)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"{key.value!r} stands here twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import UsageError, show
+from ._errors import ScaffoldError, UsageError, show
 
 RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
 
@@ -39,11 +39,18 @@ class Given:
 
 
 def load_questions(copier_yml: str) -> dict[str, Question]:
-    """Return the questions of a copier.yml in their order."""
+    """Return the questions of a copier.yml in their order. Raises ScaffoldError if it is no mapping in YAML."""
     import yaml
 
+    try:
+        entries = yaml.safe_load(copier_yml)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ScaffoldError(f"the template's copier.yml is not YAML: {reason}", "Correct it there.") from error
+    if not isinstance(entries, dict):
+        raise ScaffoldError("the template's copier.yml holds no questions", "Write a mapping of questions there.")
     questions = {}
-    for name, entry in yaml.safe_load(copier_yml).items():
+    for name, entry in entries.items():
         if name.startswith("_"):
             continue
         details = entry if isinstance(entry, dict) else {"default": entry}
@@ -72,7 +79,7 @@ def from_options(preset: str | None, model: str | None, pairs: Iterable[str]) ->
         if not equals or not name:
             raise UsageError(f"--set {show(pair)} is not KEY=VALUE", "Write it as --set nodes=4.")
         if name in given:
-            raise UsageError(f"{show(name)} is given twice", f"Keep one of {given[name].where} and --set {name}.")
+            raise UsageError(f"{show(name)} is given twice", "Keep one of them.")
         given[name] = Given(text, f"--set {name}")
     return given
 
@@ -91,12 +98,16 @@ def from_file(path: Path) -> dict[str, Given]:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "unreadable"
         raise UsageError(f"{where}: not valid YAML: {problem}", "Write one `key: value` a line.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: is nested too deeply", "Write one `key: value` a line.") from error
     if not isinstance(root, yaml.MappingNode):
         raise UsageError(f"{path}: is not a mapping of keys to values", "Write one `key: value` a line.")
     given: dict[str, Given] = {}
     for key, value in root.value:
         where = f"{path}:{key.start_mark.line + 1}"
-        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
+        if not isinstance(key, yaml.ScalarNode):
+            raise UsageError(f"{where}: a key must be plain text", "Write it as `key: value`.")
+        if not isinstance(value, yaml.ScalarNode):
             raise UsageError(f"{where}: {show(key.value)} must have one plain value", "Write it as `key: value`.")
         if key.value in given:
             raise UsageError(f"{where}: {show(key.value)} is given twice", "Keep one of them.")
@@ -119,7 +130,8 @@ def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict
 def _check_one(name: str, answer: Given, question: Question | None, open_names: list[str]) -> str | int:
     keys = f"Keys that can be set: {', '.join(open_names)}."
     if question is None:
-        raise UsageError(f"{answer.where}: there is no question {show(name)}", _closest(name, open_names) + keys)
+        hint = f"{_closest(name, open_names)} {keys}".strip()
+        raise UsageError(f"{answer.where}: there is no question {show(name)}", hint)
     if question.computed:
         raise UsageError(f"{answer.where}: {show(name)} follows from other answers and cannot be set", keys)
     if question.choices and answer.text not in question.choices:
@@ -129,14 +141,17 @@ def _check_one(name: str, answer: Given, question: Question | None, open_names: 
         )
     if question.type == "int":
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", answer.text):
-            raise UsageError(f"{answer.where}: {show(answer.text)} is not a whole number", f"Write it as {name}=4.")
+            example = question.default if isinstance(question.default, int) else 4  # 4: where a preset has the default
+            raise UsageError(
+                f"{answer.where}: {show(answer.text)} is not a whole number", f"Write it as {name}={example}."
+            )
         return int(answer.text)
     return answer.text
 
 
 def _closest(text: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(text, known, n=1)
-    return f"Did you mean {close[0]}? " if close else ""
+    return f"Did you mean {close[0]}?" if close else ""
 
 
 def is_default(question: Question, answers: Mapping[str, Any]) -> bool:

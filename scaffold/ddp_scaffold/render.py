@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ._errors import ScaffoldError, UsageError, show
+from ._git import complaint
 from .questions import Given, Question
 from .template import Template
 
@@ -25,12 +28,16 @@ class Rendered:
     facts: Mapping[str, Any]  # these, and all that follows from them (computed answers)
 
 
+class SuggestionRefused(UsageError):
+    """The template refuses what was suggested, not given; a person can be asked."""
+
+
 def answer(
     template: Template,
     destination: Path,
     questions: Mapping[str, Question],
     data: Mapping[str, Any],
-    suggestions: Mapping[str, Any],
+    suggestions: Mapping[str, str],
     given: Mapping[str, Given],
     *,
     ask: bool = False,
@@ -55,6 +62,7 @@ def answer(
                 destination,
                 data=dict(data),
                 user_defaults=dict(suggestions),
+                settings=copier_settings(),
                 vcs_ref=template.ref,
                 defaults=not ask,
                 exclude=() if render else ("**",),
@@ -66,8 +74,8 @@ def answer(
     except InteractiveSessionError as error:
         raise ScaffoldError("the input ended before the last question", "Answer by --set, or take -y.") from error
     except ProcessExecutionError as error:
-        said = error.stderr.strip().splitlines() or [str(error.retcode)]
-        raise ScaffoldError(f"git failed: {said[-1]}", f"The template is {template.source}.") from error
+        said = complaint(error.stderr) or f"exit code {error.retcode}"
+        raise ScaffoldError(f"git failed: {said}", f"Correct what git names; it read {template.repository}.") from error
     except (ValueError, TypeError, CopierError, TemplateError) as error:
         raise _explain(error, given, suggestions) from error
 
@@ -86,7 +94,26 @@ def refuse_skipped(given: Mapping[str, Given], rendered: Rendered) -> None:
             )
 
 
-def _explain(error: Exception, given: Mapping[str, Given], suggestions: Mapping[str, Any]) -> ScaffoldError:
+def copier_settings() -> Any:
+    """Return the user's settings of copier. Raises ScaffoldError if their file is broken."""
+    import copier
+
+    try:
+        return copier.load_settings()
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
+        raise ScaffoldError(
+            f"copier's settings cannot be read: {type(error).__name__}: {' '.join(str(error).split())}",
+            "Correct that file: the one that COPIER_SETTINGS_PATH names, or ~/.config/copier/settings.yml.",
+        ) from error
+
+
+def example_name(refused: str) -> str:
+    """Return a project name like `refused` that is valid: no module is called anything_project."""
+    slug = re.sub(r"[^a-z0-9]+", "-", refused.lower()).strip("-0123456789")[:50].strip("-")
+    return f"{slug or 'my'}-project"
+
+
+def _explain(error: Exception, given: Mapping[str, Given], suggestions: Mapping[str, str]) -> ScaffoldError:
     text = " ".join(str(error).split())
     found = re.match(r"(?:Validation error for question|Invalid choice for) '(\w+)': (.*)", text)
     if found:
@@ -94,10 +121,9 @@ def _explain(error: Exception, given: Mapping[str, Given], suggestions: Mapping[
         if name in given:
             return UsageError(f"{given[name].where}: {show(given[name].text)} {reason}", f"Give {name} another value.")
         if name in suggestions:
-            slug = re.sub(r"[^a-z0-9]+", "-", str(suggestions[name]).lower()).strip("-0123456789")[:60].strip("-")
-            return UsageError(
+            return SuggestionRefused(
                 f"DEST: the project name {show(suggestions[name])} {reason}",
-                f"Pass --set {name}=NAME" + (f", for example --set {name}={slug}." if slug else "."),
+                f"Pass --set {name}=NAME, for example --set {name}={example_name(suggestions[name])}.",
             )
         return UsageError(f"{name}: {reason}", f"Pass --set {name}=VALUE.")
     required = re.match(r'Question "(\w+)" is required', text)
@@ -115,12 +141,22 @@ def list_files(project: Path) -> list[str]:
 def check_destination(text: str) -> Path:
     """Return the absolute path of a destination that can be written: absent, or an empty directory.
 
-    A directory that holds only `.git`, as after cloning an empty repository, counts as empty. Raises ScaffoldError.
+    A directory that holds only `.git`, as after cloning an empty repository, counts as empty. A link to a directory is
+    one, under the name of the link. Raises ScaffoldError.
     """
     if not text:
         raise UsageError("DEST is empty", "Name the directory to make.")
+    if not text.isprintable():
+        raise UsageError(f"DEST {show(text)} holds a character that cannot be printed", "Choose another name.")
     try:
-        path = Path(text).expanduser().resolve()
+        typed = Path(text).expanduser().absolute()
+        if dangling := next((p for p in (typed, *typed.parents) if p.is_symlink() and not p.exists()), None):
+            raise ScaffoldError(
+                f"{show(str(dangling))} is a link that leads nowhere", "Remove it, or choose another destination."
+            )
+        path = typed.resolve() if typed.name == ".." else typed.parent.resolve() / typed.name
+        if ".git" in (part.lower() for part in path.parts):
+            raise ScaffoldError(f"{show(text)} is inside a .git directory", "Choose another destination.")
         if path.is_dir():
             others = [entry.name for entry in path.iterdir() if entry.name != ".git"]
             if others:
@@ -128,10 +164,10 @@ def check_destination(text: str) -> Path:
                     f"{show(text)} is not empty: it holds {show(min(others))}" + (" and more" if others[1:] else ""),
                     "Choose another destination; ddp-scaffold never writes over files.",
                 )
-        elif path.is_symlink() or path.exists():
+        elif path.exists():
             raise ScaffoldError(f"{show(text)} exists and is not a directory", "Choose another destination.")
         parent = next(p for p in (path, *path.parents) if p.exists())
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
+    except (OSError, RuntimeError) as error:  # too long, ~nobody, a working directory that was removed
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ScaffoldError(f"{show(text)} cannot be a destination: {reason}", "Choose another destination.") from error
     if not parent.is_dir():
@@ -142,24 +178,60 @@ def check_destination(text: str) -> Path:
 
 
 @contextmanager
-def published(staged: Path, destination: Path) -> Iterator[None]:
-    """Move what is in `staged` to `destination`; a failure there or inside the block removes all that was made."""
-    made = [path for path in (destination, *destination.parents) if not path.exists()]
-    before = set() if made else set(destination.iterdir())
+def publishing(staged: Path, destination: Path) -> Iterator[Path]:
+    """Yield a copy of `staged` beside `destination`; when the block ends well, it becomes the destination.
+
+    Others may write there at any time, so nothing is replaced, and nothing is removed that was not made here: an
+    absent destination comes into being by one rename, and an empty directory is filled entry by entry (it may be a
+    mount point or the working directory of a shell, which a rename would take away). Raises ScaffoldError.
+    """
+    base = destination if destination.is_dir() else destination.parent
+    made: list[Path] = []
     try:
-        destination.mkdir(parents=True, exist_ok=not made)
-        for entry in staged.iterdir():
-            shutil.move(entry, destination / entry.name)
-        yield
+        for directory in reversed([path for path in (base, *base.parents) if not path.is_dir()]):
+            with suppress(FileExistsError):
+                directory.mkdir()
+                made.append(directory)
+        with tempfile.TemporaryDirectory(prefix=".ddp-scaffold-", dir=base) as own:
+            project = Path(own, "project")
+            shutil.copytree(staged, project, symlinks=True)
+            yield project
+            if base == destination:
+                _fill(destination, project, Path(own))
+            else:
+                os.rename(project, destination)
     except BaseException as error:
-        if made:
-            shutil.rmtree(made[-1], ignore_errors=True)
-        else:
-            for entry in set(destination.iterdir()) - before:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for directory in reversed(made):
+            with suppress(OSError):  # not empty: others use it
+                directory.rmdir()
         if isinstance(error, OSError):
+            taken = error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+            reason = "others wrote to it meanwhile" if taken else error.strerror
             raise ScaffoldError(
-                f"{destination} cannot be written: {error.strerror}",
-                "Nothing was left behind; choose another destination.",
+                f"{destination} cannot be written: {reason}",
+                "Nothing of this run was left behind; choose another destination.",
             ) from error
+        raise
+
+
+def _fill(directory: Path, project: Path, own: Path) -> None:
+    """Move the entries of `project` into `directory`, or none of them: FileExistsError if it has one of that name.
+
+    Each is claimed by making it empty, which only one process can do, and then replaced by a rename.
+    """
+    claimed: list[Path] = []
+    try:
+        for entry in sorted(project.iterdir()):
+            target = directory / entry.name
+            if entry.is_dir() and not entry.is_symlink():
+                target.mkdir()
+            else:
+                target.touch(exist_ok=False)
+            claimed.append(target)
+            os.rename(entry, target)
+    except BaseException:
+        back = own / "back"
+        back.mkdir()
+        for target in claimed:
+            os.rename(target, back / target.name)
         raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from ._errors import ScaffoldError
 from .questions import Question, is_default
-from .render import Rendered
+from .render import Rendered, copier_settings
 
 ANSWERS_FILE = ".copier-answers.yml"
 
@@ -90,9 +90,7 @@ def equivalent_command(
     It spells out what differs from the template's defaults, and what the user's copier settings preset, which others
     do not have. `default_name` is the project's name if no other is given.
     """
-    from copier import load_settings
-
-    preset_by_user = load_settings().defaults
+    preset_by_user = copier_settings().defaults
     words = ["ddp-scaffold", "new", dest, "-y"]
     for name, value in rendered.answers.items():
         if name == "project_name" and value == default_name:

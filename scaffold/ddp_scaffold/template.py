@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import __version__
 from ._errors import ScaffoldError, UsageError
-from ._git import LOCAL_VARIABLES, git, run_git
+from ._git import LOCAL_VARIABLES, git, run_git, wait_for_git
 
 PUBLIC_URL = "https://github.com/ddp-scaffold/ddp-scaffold.git"
 BUNDLE = Path(__file__).with_name("template.bundle")  # built by hatch_build.py
@@ -53,8 +53,13 @@ def open_template(override: str | None) -> Iterator[Template]:
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-template-") as scratch:
         template = _override(override, Path(scratch)) if override else _own(Path(scratch))
         # The cache is private: what a redirected URL leads to must not enter the mirrors that plain copier keeps.
-        with _environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **_redirect(template)}):
-            yield template
+        with _environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **_settings(template)}):
+            _require_redirect(template)
+            try:
+                yield template
+            except KeyboardInterrupt:
+                wait_for_git()
+                raise
 
 
 def _own(scratch: Path) -> Template:
@@ -120,16 +125,30 @@ def _latest_tag(repository: Path) -> str:
     return releases[max(releases)] if releases else "HEAD"
 
 
-def _redirect(template: Template) -> dict[str, str]:
-    """Return the environment under which git fetches the template's URL from its repository on this machine."""
-    if ":" not in template.source:
-        return {}
-    count = int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # others use these too: append
-    return {
-        "GIT_CONFIG_COUNT": str(count + 1),
-        f"GIT_CONFIG_KEY_{count}": f"url.{template.repository}.insteadOf",
-        f"GIT_CONFIG_VALUE_{count}": template.source,
-    }
+def _settings(template: Template) -> dict[str, str]:
+    """Return the environment that tells git where the template is on this machine, and to spell hashes out.
+
+    Copier records what `git describe` says; of a commit without tags that is a hash. A short one can be all digits, or
+    mean two commits once the repository has grown.
+    """
+    settings = {"core.abbrev": "40"}
+    if ":" in template.source:
+        settings[f"url.{template.repository}.insteadOf"] = template.source
+    first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # others use these too: append
+    environment = {"GIT_CONFIG_COUNT": str(first + len(settings))}
+    for number, (key, value) in enumerate(settings.items(), first):
+        environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return environment
+
+
+def _require_redirect(template: Template) -> None:
+    """Raise ScaffoldError if the user's own insteadOf wins over ours: of equally long ones, git takes the first."""
+    leads_to = git("ls-remote", "--get-url", template.source, cwd=Path("/")).strip()
+    if leads_to not in (template.source, str(template.repository)):
+        raise ScaffoldError(
+            f"your git configuration replaces {template.source} by {leads_to}",
+            "Remove that insteadOf; `git config --show-origin --get-regexp insteadof` shows where it stands.",
+        )
 
 
 @contextmanager

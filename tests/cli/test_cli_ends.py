@@ -128,7 +128,6 @@ def test_signal_leaves_nothing(work, scaffold_env, tmp_path, number, moment):
     (tmp_path / "tmp").mkdir()
     env = scaffold_env | {"PATH": f"{tmp_path / 'bin'}:{scaffold_env['PATH']}", "TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run([*SCAFFOLD, "new", "a/demo", "-y"], env=env, capture_output=True, text=True, check=False)
-    print(done.stderr)
     assert (done.returncode, done.stderr) == (130, "interrupted, nothing was left behind\n")
     assert list(work.iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []

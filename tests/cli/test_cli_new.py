@@ -223,7 +223,7 @@ def test_git_that_cannot_run(cli, work, monkeypatch, tmp_path):
 def test_git_configuration_that_git_cannot_read(cli, work, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         configure(patch, tmp_path, "[broken")
-        refused(cli("new", "demo", "-y"), work, 1, "failed: fatal: bad config line 1")
+        refused(cli("new", "demo", "-y"), work, 1, "failed: fatal: bad config line")
     monkeypatch.setenv("GIT_CONFIG_COUNT", "abc")
     refused(cli("new", "demo", "-y"), work, 1, "failed: fatal: unable to parse command-line config")
 

@@ -113,9 +113,10 @@ def test_wrong_answer_is_asked_again_in_place(wizard, ask, work):
 @pytest.mark.parametrize("options", [[], ["--preset", "local"]])
 def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, options):
     child = wizard("torch", "--dry-run", *options)
-    ask(child, "project_name", ENTER)
+    child.expect_exact("note: DEST: the project name 'torch' is a Python keyword, or the name of a module")
+    ask(child, "project_name", BACKSPACE * len("torch-project") + "torch" + ENTER)
     child.expect_exact("is a Python keyword, or the name of a module")
-    child.send(BACKSPACE * 5 + "fine" + ENTER)
+    child.send("-project" + ENTER)
     ask(child, "package", CTRL_C)
     interrupted(child, work)
 

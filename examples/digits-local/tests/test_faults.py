@@ -43,7 +43,10 @@ def test_a_broken_checkpoint_is_skipped_and_the_one_before_is_used(launch: Launc
     run = launch(*QUICK, attempt=1)
     assert run.code == 0, run.output
     assert "skipping broken checkpoint" in run.output
+    assert "resumed from" in run.output
     assert "step_00000010" in run.output
+    kept = {path.name for path in (run.run_dir / "checkpoints").iterdir()}
+    assert kept == {"step_00000010", "step_00000020", "broken-step_00000020"}, "the old good one and the new one"
 
 
 def test_every_rank_writes_heartbeats(launch: Launch) -> None:

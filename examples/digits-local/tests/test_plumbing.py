@@ -101,6 +101,7 @@ def test_all_ranks_make_equal_steps_and_together_see_every_sample(length: int, w
     assert sorted(index for shard in shards("keep") for index in shard) == list(range(length))
     assert shards("pad", epoch=1) != padded, "each epoch has its own order"
     assert shards("pad", start=world_size) == [shard[1:] for shard in padded], "a resumed run goes on where it stopped"
+    assert len({len(shard) for shard in shards("pad", start=2)}) == 1, "also when another world size began the epoch"
 
 
 def test_a_step_with_a_nan_gradient_changes_nothing() -> None:
@@ -120,8 +121,8 @@ def test_a_step_with_a_nan_gradient_changes_nothing() -> None:
 
 
 def state(rank: int, phase: str, collectives: int, **other: Any) -> dict[str, Any]:
-    where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "step": 5}
-    return where | {"age_s": 9.0, "note": "", "phase_s": {}} | other
+    where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "control": 3}
+    return where | {"step": 5, "age_s": 9.0, "note": "", "phase_s": {}} | other
 
 
 def test_the_waiting_ranks_are_not_blamed() -> None:
@@ -130,7 +131,11 @@ def test_the_waiting_ranks_are_not_blamed() -> None:
     assert judge([*waiting, state(3, "data", 8)], []).first_ranks == [3]
     assert judge([*waiting, state(3, "backward", 8)], []).first_ranks is None, "an honest unknown"
     assert judge([*waiting, state(3, "forward", 7)], [1]).first_ranks == [1], "a silent rank comes first"
+    assert judge([*waiting, state(3, "agree", 8, control=2)], []).first_ranks == [3], "it has not come to a decision"
     assert judge([state(0, "guard:sample", 8), state(1, "wait:sample", 8)], []).kind == "rank0_work"
+    assert judge([state(0, "data", 8)], []).first_ranks == [0], "alone, there is no other to blame"
+    moving = state(1, "forward", 8, age_s=0.1)
+    assert judge([state(0, "wait:sample", 8), moving], []).first_ranks is None, "a rank that moves is not to blame"
 
 
 def test_a_straggler_is_told_by_its_own_phases_only() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ def directory(default_id: str, arguments: Sequence[str]) -> Path:
             given[name] = value if equals else next(iter(arguments[number + 1 :]), "")
     in_file = _run_section(Path(given.get("--config", "configs/train.yaml")))
     run_id = given.get("--run.id") or os.environ.get("DDP_RUN__ID") or in_file.get("id") or default_id
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(run_id)):
+        print(f"error: run.id {run_id!r} is not a directory name: use letters, digits and . _ -", file=sys.stderr)
+        sys.exit(78)
     parent = given.get("--run.dir") or os.environ.get("DDP_RUN__DIR") or in_file.get("dir") or "runs"
     return Path(str(parent), str(run_id)).absolute()
 

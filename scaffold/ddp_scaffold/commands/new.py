@@ -13,15 +13,17 @@ or, on failure, {"error": {"message", "hint", "exit_code"}}. Keys may be added; 
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .._errors import ScaffoldError, Session
+from .. import _output
+from .._errors import ScaffoldError, file_path
 
 TORCH_NOTE = "pip takes torch from PyPI, on Linux its CUDA build; for another, install torch first: https://pytorch.org"
 
@@ -35,7 +37,8 @@ def new(
         list[str] | None, typer.Option("--set", metavar="K=V", help="Answer a question; repeatable.")
     ] = None,
     answers: Annotated[
-        Path | None, typer.Option("--answers", metavar="FILE", help="YAML file of answers; options win over it.")
+        Path | None,
+        typer.Option("--answers", metavar="FILE", parser=file_path, help="YAML file of answers; options win over it."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what is not given.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; list the files.")] = False,
@@ -60,12 +63,18 @@ def new(
     Exit codes: 0 done; 1 error or declined; 2 wrong usage or answer; 130 interrupted. Whatever the failure, nothing is
     left behind.
     """
-    ctx.ensure_object(Session).as_json = as_json
-    from .. import _output
     from .._git import enclosing_work_tree, first_commit, require_git
     from ..questions import check, from_file, from_options, load_questions
-    from ..render import answer, check_destination, list_files, published, refuse_skipped
-    from ..summary import describe, equivalent_command, summary
+    from ..render import (
+        SuggestionRefused,
+        answer,
+        check_destination,
+        example_name,
+        list_files,
+        publishing,
+        refuse_skipped,
+    )
+    from ..summary import describe, equivalent_command
     from ..template import open_template
 
     ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
@@ -78,8 +87,14 @@ def new(
         questions = load_questions(source.read("copier.yml"))
         data = check(given, questions)
         suggestions = {} if "project_name" in data else {"project_name": destination.name}
-        if ask and data:  # a wrong option is reported before the first question, not after the last one
-            early = answer(source, Path(scratch, "early"), questions, data, suggestions, given, render=False)
+        if ask:  # a wrong option is reported before the first question, not after the last one
+            first_try = partial(answer, source, Path(scratch, "early"), questions, data, given=given, render=False)
+            try:
+                early = first_try(suggestions)
+            except SuggestionRefused as error:
+                suggestions = {"project_name": example_name(destination.name)}
+                _output.note(error.message)
+                early = first_try(suggestions)
             if "preset" in given:
                 refuse_skipped(given, early)
         # Rendered aside: until all is well and confirmed, the destination is not touched.
@@ -92,23 +107,35 @@ def new(
         if source.has_uncommitted_changes():
             used = "used, under a commit that does not exist" if source.work_tree else "not used"
             _output.note(f"the template in {source.repository} has uncommitted changes; they are {used}")
-        if not as_json:
-            _output.rows("What follows from the answers", summary(result))
-            if not dry_run:
-                _output.commands("The same without questions:", [command])
-        if ask and not dry_run and not typer.confirm(f"\nWrite {len(files)} files to {destination}?", default=True):
-            raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
+        if ask:
+            _tell(result)
+            if not dry_run and not typer.confirm(f"\nWrite {len(files)} files to {destination}?", default=True):
+                raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
         if not dry_run:
+            check_destination(dest)  # once more: the questions take their time
             outer = enclosing_work_tree(destination)
-            with published(staged, destination):
+            with publishing(staged, destination) as project:
                 if outer is None:
-                    first_commit(destination, f"Start from ddp-scaffold {result['template']['commit']}")
+                    first_commit(project, f"Start from ddp-scaffold {result['template']['commit']}")
+            ctx.obj.written = destination
             if outer is not None:
                 _output.note(f"{outer} is a git work tree: commit the project there, copier update needs that")
+    # Without questions all is printed at the end: a reader that leaves early, as `| head` does, stops nothing.
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    elif dry_run:
+        _output.say_json(result)
+        return
+    if not ask:
+        _tell(result)
+    if dry_run:
         _output.commands(f"{len(files)} files would be written to {destination}:", files)
     else:
         _output.commands(f"{len(files)} files written to {destination}. Next:", result["next"])
-        typer.echo(f"\n{TORCH_NOTE}")
+        _output.say()
+        _output.say(TORCH_NOTE)
+
+
+def _tell(result: Mapping[str, Any]) -> None:
+    from ..summary import summary
+
+    _output.rows("What follows from the answers", summary(result))
+    _output.commands("The same without questions:", [result["command"]])

@@ -7,28 +7,27 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .._errors import ERROR, ScaffoldError, Session, UsageError, show
+from .. import _output
+from .._errors import ERROR, ScaffoldError, UsageError, file_path, show
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-app = typer.Typer(help="List, show and check cluster presets.", no_args_is_help=True)
+app = typer.Typer(help="List, show and check cluster presets.")
 
 
 @app.command("list")
-def list_presets(ctx: typer.Context, as_json: Json = False) -> None:
+def list_presets(as_json: Json = False) -> None:
     """List the presets.
 
     Exit codes: 0 done; 1 a preset of this installation is broken.
     """
-    ctx.ensure_object(Session).as_json = as_json
     from ..presets import files
 
     presets = [(path, _load(path)) for path in files()]
@@ -43,15 +42,14 @@ def list_presets(ctx: typer.Context, as_json: Json = False) -> None:
             }
             for path, preset in presets
         ]
-        typer.echo(json.dumps({"version": 1, "presets": entries}, indent=2))
+        _output.say_json({"version": 1, "presets": entries})
         return
     rows = [(p.name, p.scheduler.value, p.verified_on.isoformat(), p.title) for _, p in presets]
-    _table(("preset", "scheduler", "verified", "title"), rows)
+    _output.table(("preset", "scheduler", "verified", "title"), rows)
 
 
 @app.command("show")
 def show_preset(
-    ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="P", help="Name of a preset, or the path of a preset file.")],
     as_json: Json = False,
 ) -> None:
@@ -61,7 +59,6 @@ def show_preset(
 
     Exit codes: 0 done; 1 the preset is broken; 2 there is none of that name.
     """
-    ctx.ensure_object(Session).as_json = as_json
     from ..presets import Fact, files, find
 
     path = Path(name) if name.endswith((".yml", ".yaml")) else find(name)
@@ -70,27 +67,26 @@ def show_preset(
         raise UsageError(f"P: there is no preset {show(name)}", f"Choose one of: {known}; or give the path of a file.")
     preset = _load(path)
     if as_json:
-        typer.echo(json.dumps({"version": 1, "preset": preset.model_dump(mode="json", exclude_unset=True)}, indent=2))
+        _output.say_json({"version": 1, "preset": preset.model_dump(mode="json", exclude_unset=True)})
         return
-    typer.echo(f"{preset.name}: {preset.title} (verified on {preset.verified_on})\n")
+    _output.say(f"{preset.name}: {preset.title} (verified on {preset.verified_on})")
+    _output.say()
     facts = [(field, fact) for field, fact in preset if isinstance(fact, Fact)]
     rows = [
         (field, "-" if fact.value is None else str(fact.value), fact.confidence, fact.source) for field, fact in facts
     ]
-    _table(("field", "value", "confidence", "source"), rows)
+    _output.table(("field", "value", "confidence", "source"), rows)
 
 
 @app.command("check")
 def check_presets(
-    ctx: typer.Context,
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Preset files.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", parser=file_path, help="Preset files.")],
     as_json: Json = False,
 ) -> None:
     """Check preset files and report every problem at once.
 
     Exit codes: 0 all are good; 1 problems were found.
     """
-    ctx.ensure_object(Session).as_json = as_json
     from ..presets import PresetError, load
 
     found: dict[str, list[Any]] = {}
@@ -109,9 +105,9 @@ def check_presets(
             }
             for file, problems in found.items()
         ]
-        typer.echo(json.dumps({"version": 1, "files": entries}, indent=2))
+        _output.say_json({"version": 1, "files": entries})
     elif sys.stdout.isatty():
-        _table(
+        _output.table(
             ("file", "field", "result"),
             [
                 row
@@ -122,7 +118,7 @@ def check_presets(
     else:
         for file, problems in found.items():
             for line in problems or [f"{file}: ok"]:
-                typer.echo(str(line))
+                _output.say(str(line))
     if any(found.values()):
         raise typer.Exit(ERROR)
 
@@ -135,22 +131,6 @@ def _load(path: Path) -> Any:
     except PresetError as error:
         more = f" (and {len(error.problems) - 1} more)" if error.problems[1:] else ""
         raise ScaffoldError(
-            f"{error.problems[0]}{more}", f"See all problems with `ddp-scaffold presets check {path}`."
+            f"{error.problems[0]}{more}",
+            f"See all problems with `ddp-scaffold presets check {shlex.quote(str(path))}`.",
         ) from error
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows: a rich table on a terminal, aligned plain text in a pipe."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        Console(highlight=False).print(table)
-        return
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -4,6 +4,7 @@ What happens every so many steps stands at the head of the loop, so that a resum
 still owes. Every rank goes through every line; work for rank 0 alone goes through `on_rank0`.
 """
 
+import logging
 import math
 
 import torch
@@ -20,11 +21,14 @@ from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
 from .ddp.metrics import clip_gradients, global_norm, step_if_finite
+from .ddp.rng import seed_generators
 from .ddp.session import Session, session
 from .ddp.settings import effective, load
 from .evaluate import evaluate, finish
 from .model import build_model, diffusion_loss
 from .sample import sample, save_grid
+
+log = logging.getLogger("ddp")
 
 
 def main() -> None:
@@ -38,9 +42,9 @@ def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
     job, device = run.dist, run.dist.device
 
-    checkpoint.seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
+    seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
     model = wrap(build_model(settings.model).to(device))
-    checkpoint.seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
+    seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.train.learning_rate, weight_decay=settings.train.weight_decay, fused=True
     )
@@ -56,16 +60,22 @@ def train(settings: Settings, run: Session) -> None:
     state: dict[str, checkpoint.Stateful] = {"model": model.module, "optimizer": optimizer}
     if settings.run.resume:
         at |= checkpoint.load(job, run.dir, state) or {}
+    else:
+        checkpoint.set_aside(job, run.dir)
     step_done(at["step"], at["epoch"])
     nonfinite = torch.zeros((), device=device)
 
     def save(must: bool = False) -> None:
-        at["saved"] = at["step"]
-        checkpoint.save(job, run.dir, at, state, keep=settings.checkpoint.keep, must=must)
+        counters = at | {"saved": at["step"]}
+        if checkpoint.save(job, run.dir, counters, state, keep=settings.checkpoint.keep, must=must):
+            at["saved"] = at["step"]
 
     def draw(progress: Progress) -> None:
         images = sample(model.module, settings.sample, device, progress)
-        save_grid(images, run.dir / "samples" / f"step_{at['step']:08d}.png")
+        try:
+            save_grid(images, run.dir / "samples" / f"step_{at['step']:08d}.png")
+        except OSError as error:  # a full disk costs the picture, not the run
+            log.warning("no picture of step %d: %s", at["step"], error)
 
     bar = tqdm(total=settings.train.steps, initial=at["step"], unit="step", disable=None if job.rank == 0 else True)
     feed = endless(loader, job, at["epoch"], at["used"])
@@ -86,7 +96,7 @@ def train(settings: Settings, run: Session) -> None:
                 at["sampled"] = step
 
             if due(step, settings.checkpoint.every_steps, last) and at["saved"] < step:
-                save()
+                save(must=last)
 
             if last:
                 break

@@ -45,7 +45,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
     elif isinstance(error, DataFailed) and "DataLoader timed out" in text:
         kind, advice = "dataloader_stalled", "read that index by itself; raise clocks.loader_s if it is merely slow"
-    elif isinstance(error, DataFailed) and "exited unexpectedly" in text:
+    elif "DataLoader worker" in text and ("exited unexpectedly" in text or "killed by signal" in text):
         kind, advice = "dataloader_worker_died", "look for oom-kill in dmesg; use fewer workers or smaller batches"
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
@@ -54,6 +54,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
-    first = None if kind in ("network_unreachable", "unknown") else [joined.rank]
+    told = kind not in ("network_unreachable", "unknown", "nonfinite_loss")  # a reduced NaN has lost its origin
+    first = [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)

@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import os
-import random
+import re
 import shutil
-import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from .agree import from_rank0, gather
 from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
 from .heartbeat import phase
+from .rng import random_state, restore_random_state
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -92,6 +94,12 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     return dict(payload["counters"])
 
 
+def set_aside(joined: Dist, run_dir: Path) -> None:
+    """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix."""
+    root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
+    on_rank0(joined, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
+
+
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
     name = _new_name(root, payload["counters"]["step"])
@@ -121,7 +129,7 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         shutil.rmtree(aside, ignore_errors=True)
         return f"{type(error).__name__}: {error}"
-    for old in sorted(root.glob("step_*"))[:-keep]:
+    for old in _checkpoints(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return None
 
@@ -129,13 +137,18 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
 def _new_name(root: Path, step: int) -> str:
     """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
     name = f"step_{step:08d}"
-    taken = [path.suffix[1:] or "0" for path in root.glob(f"{name}*")]
-    return f"{name}.{max(map(int, taken)) + 1:03d}" if taken else name
+    taken = [int(path.suffix[1:] or 0) for path in _checkpoints(root) if path.stem == name]
+    return f"{name}.{max(taken) + 1:03d}" if taken else name
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
+    return sorted(path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
 
 
 def _newest_good(root: Path, progress: Progress) -> str | None:
     """Name of the newest checkpoint whose files have the size and checksum of its manifest; others are reported."""
-    for candidate in sorted(root.glob("step_*"), reverse=True):
+    for candidate in reversed(_checkpoints(root)):
         progress(f"verifying {candidate.name}")
         try:
             manifest = json.loads((candidate / "manifest.json").read_text())
@@ -145,40 +158,12 @@ def _newest_good(root: Path, progress: Progress) -> str | None:
                     raise ValueError(f"{name} does not match its checksum")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("skipping broken checkpoint %s: %s", candidate, error)
+            # Under another name it is neither tried again nor counted among those to keep.
+            with suppress(OSError):
+                candidate.rename(root / f"broken-{candidate.name}")
             continue
         return candidate.name
     return None
-
-
-def seed_generators(seed: int) -> None:
-    """Seed every generator whose state a checkpoint holds, so that two runs with one seed are the same run."""
-    random.seed(seed)
-    torch.manual_seed(seed)  # the CPU's and all GPUs'
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of every generator of this process, as plain data and tensors (loadable with weights_only=True)."""
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    if "numpy" in sys.modules:
-        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-        state["numpy"] = [kind, keys.tolist(), position, has_gauss, cached]
-    return state
-
-
-def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` returned."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
 
 
 def _sha256(path: Path) -> str:

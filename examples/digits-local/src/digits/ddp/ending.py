@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from . import outcome, report
 from .heartbeat import snapshot
+from .logs import say_last, silence_console
 from .setup import Dist
 from .verdict import Verdict
 
@@ -47,6 +49,9 @@ def end(
     beat_s = joined.clocks.beat_s
     # From here on nothing may hold the exit up: not the store, not a dead file system.
     faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)
+    silence_console()  # another thread may hold it, and wait for a reader
+    for child in multiprocessing.active_children():
+        child.kill()  # loader workers, which may be stuck
     stack = main_stack()
     faulthandler.dump_traceback(file=stacks, all_threads=True)
     try:
@@ -55,11 +60,10 @@ def end(
             text = json.dumps(asdict(verdict))
             winner = store.compare_set("verdict", "", text).decode()
             mine, verdict = winner == text, Verdict(**json.loads(winner))
-        if mine and not verdict.stacks:
+        if mine and not verdict.stacks and verdict.kind != "rank_killed":
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
-    log.error("%s: %s", verdict.kind, verdict.reason)
     write_heartbeat(joined, run_dir)
     _tell_torchrun(verdict, stack)
     deadline = time.monotonic() + 6 * beat_s
@@ -67,6 +71,8 @@ def end(
         time.sleep(0.1)
     if outcome.write(run_dir, verdict, joined.place.attempt):
         report.write(run_dir)
+        say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
+    log.error("%s: %s", verdict.kind, verdict.reason)
     _leave_together(joined, store, verdict, mine)
 
 
@@ -110,15 +116,14 @@ def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: b
         if verdict.kind == "rank_killed":
             _kill_suspended(joined, store, verdict.first_ranks or [])
         store.add("left", 1)
+        gone = len(verdict.first_ranks or []) if verdict.kind == "rank_killed" else 0
         deadline = time.monotonic() + 5 * joined.clocks.beat_s
         while (author or joined.rank == 0) and time.monotonic() < deadline:
-            if store.add("left", 0) >= joined.world_size:
+            if store.add("left", 0) >= joined.world_size - gone:
                 break
             time.sleep(0.05)
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
-    logging.shutdown()
-    sys.stdout.flush()
     os._exit(verdict.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""The ways a run ends, and the exit code of each. Launch scripts restart on 70 and 75 only."""
+"""The ways a run ends, and their exit codes. Launch scripts restart on 70 and 75, but not after a stop file."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +25,7 @@ from .setup import Dist
 log = logging.getLogger("ddp")
 T = TypeVar("T")
 Progress = Callable[[str], None]
+TORCH = str(Path(torch.__file__).parent)
 _calls = count()
 
 _BEGINNINGS = ("all", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "monitored")
@@ -144,6 +147,6 @@ def no_collectives(name: str) -> Iterator[None]:
 def _caller() -> str:
     """'file.py:42' of the innermost frame outside PyTorch and this file."""
     for frame in inspect.stack(context=0):
-        if "/torch/" not in frame.filename.replace("\\", "/") and frame.filename != __file__:
+        if not frame.filename.startswith(TORCH) and frame.filename != __file__:
             return f"{frame.filename}:{frame.lineno}"
     return "an unknown line"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import queue
 import threading
 from collections.abc import Iterable
@@ -172,7 +173,8 @@ def _open_tracker(kind: str, run_dir: Path) -> tuple[Any, Any]:
     if kind == "wandb":
         import wandb
 
-        run = wandb.init(project=run_dir.resolve().parents[1].name, dir=run_dir, id=run_dir.name, resume="allow")
+        project = os.environ.get("WANDB_PROJECT", __name__.split(".")[0])
+        run = wandb.init(project=project, dir=run_dir, id=run_dir.name, resume="allow")
         return (lambda step, values: run.log(values, step=step)), run.finish
     from torch.utils.tensorboard.writer import SummaryWriter
 

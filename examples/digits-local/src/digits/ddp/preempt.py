@@ -11,6 +11,8 @@ from types import FrameType
 
 from pydantic import BaseModel, Field
 
+from .errors import ConfigError
+
 log = logging.getLogger("ddp")
 
 # SIGTERM: preemption, scancel, torchrun passing a signal on. SIGUSR1/2: Slurm's --signal before the time limit.
@@ -32,14 +34,19 @@ class StopFlags:
     """Collects reasons to stop for this rank. What all ranks do about it is decided in `agree`.
 
     A second SIGINT (Ctrl-C twice) ends the process at once; any other repeated signal changes nothing.
+
+    Raises:
+        ConfigError: DDP_WALLTIME_END is not a time.
     """
 
-    def __init__(self, settings: PreemptSettings, stop_file: Path) -> None:
+    def __init__(self, settings: PreemptSettings) -> None:
+        self.stop_file: Path | None = None
         self._signal: str | None = None
-        self._stop_file = stop_file
         self._next_look = 0.0
         self._reason: str | None = None
         end = os.environ.get("DDP_WALLTIME_END", "")
+        if end and not end.isdigit():
+            raise ConfigError(f"DDP_WALLTIME_END={end!r} is not in unix seconds", "unset it, or use `date +%s`")
         self._stop_at = float(end) - settings.before_end_s if end else float("inf")
 
     def install(self) -> None:
@@ -61,8 +68,8 @@ class StopFlags:
             self._next_look = now + 1
             if time.time() >= self._stop_at:
                 self._reason = "end of the allocation"
-            elif self._stop_file.exists():
-                self._reason = f"stop file {self._stop_file}"
+            elif self.stop_file and self.stop_file.exists():
+                self._reason = f"stop file {self.stop_file}"
         return self._reason
 
 

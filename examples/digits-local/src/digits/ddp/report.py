@@ -53,7 +53,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     beats = [run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(ranks)]
     states = [json.loads(path.read_text()) for path in beats if path.exists()]
     if states:
-        parts += ["## Ranks", "Seconds spent in each phase, since the start of the last attempt.", _rank_table(states)]
+        parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
     parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
     return parts
@@ -84,7 +84,8 @@ def _metric_table(metrics: list[dict[str, Any]]) -> str:
 
 
 def _rank_table(states: list[dict[str, Any]]) -> str:
-    names = sorted({name for state in states for name, spent in state["phase_s"].items() if spent >= 0.05})
+    longest = max(sum(state["phase_s"].values()) for state in states)
+    names = sorted({name for state in states for name, spent in state["phase_s"].items() if spent >= longest / 100})
     rows = [
         [str(state["rank"]), state["host"], str(state["step"]), state["phase"]]
         + [f"{state['phase_s'].get(name, 0.0):.1f}" for name in names]
@@ -113,6 +114,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             row = json.loads(text)
         except json.JSONDecodeError:  # a kill in the middle of a line
             continue
+        if not isinstance(row, dict) or "step" not in row:
+            continue
         while rows and _replaces(row, rows[-1]):
             rows.pop()
         rows.append(row)
@@ -127,5 +130,7 @@ def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
+        if not (Path(name) / "attempts.jsonl").exists():
+            sys.exit(f"error: {name} is not a run directory (no attempts.jsonl)")
         write(Path(name))
         print(Path(name) / "report.md")

@@ -112,9 +112,13 @@ def _read_yaml(path: Path, required: bool) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist", "give --config the path of a YAML file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}", "correct the file") from None
+    how = "write 'section:' and indented 'key: value' lines"
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a mapping of sections", "write 'section:' and indented 'key: value' lines")
-    return content
+        raise ConfigError(f"{path} is not a mapping of sections", how)
+    for section, values in content.items():
+        if not isinstance(section, str) or not isinstance(values, dict | None):
+            raise ConfigError(f"{path}: {section!r} is not a section with keys", how)
+    return {section: values for section, values in content.items() if values}  # a section may be commented out
 
 
 def _read_command_line(settings_class: type[BaseSettings], arguments: Sequence[str]) -> dict[str, Any]:

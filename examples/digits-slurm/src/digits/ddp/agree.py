@@ -30,6 +30,7 @@ class Agreement:
         self._joined, self._flags, self._every_s = joined, flags, every_s
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
         self._polls = 0  # since the pending all_reduce began
+        self._stale = 0  # votes to come whose measured speed no longer holds
         self._interval = 1  # in polls; the same on all ranks, because it follows from agreed numbers
         self._began = time.monotonic()
 
@@ -46,6 +47,10 @@ class Agreement:
         if self._pending is None:
             self._start(step)
 
+    def change_pace(self) -> None:
+        """Between loops of unequal speed: measure anew, so that a stop does not wait for many slow polls."""
+        self._interval, self._stale = 1, 2  # the votes under way and next still carry the old loop's speed
+
     def settle(self) -> None:
         """Wait for the agreement that is under way, if any, and act on it. Raises as `poll` does."""
         if self._pending is None:
@@ -59,7 +64,11 @@ class Agreement:
             self._explain_divergence(step, -minus_step)
         if stop:
             raise StopRequested(self._joined.store.get("stop").decode())
-        self._interval = max(1, min(1000, int(self._every_s * 1e6 / max(poll_us, 1))))
+        # At most 32: should steps become slow all at once, a stop must not wait for hundreds of them.
+        if self._stale:
+            self._stale -= 1
+        else:
+            self._interval = max(1, min(32, int(self._every_s * 1e6 / max(poll_us, 1))))
 
     def _start(self, step: int) -> None:
         reason = self._flags.reason()
@@ -81,10 +90,12 @@ class Agreement:
 
 def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int) -> Iterator[T]:
     """Iterate, polling before each of the first `rounds` items: equal on all ranks and at most the shortest shard."""
+    agreement.change_pace()
     for index, batch in enumerate(batches):
         if index < rounds:
             agreement.poll(step)
         yield batch
+    agreement.change_pace()
 
 
 def total(joined: Dist, values: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ class Clocks(BaseModel, extra="forbid"):
     stall_s: float = Field(180, gt=0, description="no progress inside one phase; must stay below collective_s")
     collective_s: float = Field(300, gt=0, description="one collective of the training group; must stay below guard_s")
     guard_s: float = Field(1800, gt=0, description="rank-0 work without a sign of progress")
-    silent_s: float = Field(20, gt=0, description="a rank whose heartbeat stops (killed, suspended, stuck in C code)")
+    silent_s: float = Field(15, gt=0, description="a rank whose heartbeat stops (killed, suspended, stuck in C code)")
     beat_s: float = Field(1, gt=0, description="a heartbeat is published this often; at most silent_s / 3")
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ usr2 (SIGUSR2).
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -15,6 +16,8 @@ from functools import lru_cache
 
 from .env import detect
 from .errors import ConfigError
+
+log = logging.getLogger("ddp")
 
 KINDS = ("raise", "exit", "kill", "stop", "sleep", "term", "usr2")
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "term": "SIGTERM", "usr2": "SIGUSR2"}
@@ -61,6 +64,7 @@ def inject(phase: str, step: int) -> None:
 
 def _carry_out(fault: dict[str, str]) -> None:
     kind = fault["kind"]
+    log.warning("injecting %s in phase %s at step %s", kind, fault["phase"], fault["step"])
     if kind == "raise":
         raise InjectedFault(f"injected by DDP_FAULTS in {fault['phase']} at step {fault['step']}")
     if kind == "exit":

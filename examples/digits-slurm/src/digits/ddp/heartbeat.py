@@ -14,7 +14,7 @@ import torch.distributed as dist
 from . import faults
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
-WAITING = ("backward", "agree", "wait:")
+WAITING = ("backward", "agree", "wait:", "shutdown")
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Beat:
     progress: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)  # time spent in each phase so far
+    control: dist.ProcessGroup | None = None  # the group of decisions, whose collectives are counted as well
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -71,13 +72,14 @@ def step_done(step: int, epoch: int) -> None:
         beat.phase = "train" if beat.phase == "init" else beat.phase
 
 
-def collectives_issued() -> int:
-    """How many collectives this rank has issued on the default group, or -1 where PyTorch does not tell.
+def collectives_issued(group: dist.ProcessGroup | None = None) -> int:
+    """How many collectives this rank has issued on `group` (default: the training group), or -1 if it cannot tell.
 
     `_get_sequence_number_for_group` is not public; on gloo and NCCL it answers at once, also while a collective hangs.
     """
-    group = dist.group.WORLD if dist.is_initialized() else None
-    counter = getattr(group, "_get_sequence_number_for_group", None)
+    if not dist.is_initialized():
+        return 0
+    counter = getattr(group or dist.group.WORLD, "_get_sequence_number_for_group", None)
     return int(counter()) if counter else -1
 
 
@@ -94,6 +96,7 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
             "progress": beat.progress,
             "age_s": round(time.monotonic() - beat.progress_at, 2),
             "collectives": collectives_issued(),
+            "control": collectives_issued(beat.control) if beat.control else 0,
             "phase_s": {name: round(total, 3) for name, total in beat.seconds.items()},
         }
 

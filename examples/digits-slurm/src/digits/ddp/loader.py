@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -50,12 +52,13 @@ class GlobalOrder(Sampler[int]):
         order = torch.arange(self.length)
         if self.shuffle:
             order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        rest = self.length % self.world_size
+        left = order[self.start :]
+        rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
         if rest and self.uneven == "pad":
-            order = torch.cat([order, order[: self.world_size - rest]])
+            left = torch.cat([left, order[: self.world_size - rest]])
         elif rest and self.uneven == "drop":
-            order = order[: self.length - rest]
-        return iter(order[self.start :][self.rank :: self.world_size].tolist())
+            left = left[: len(left) - rest]
+        return iter(left[self.rank :: self.world_size].tolist())
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch, whatever `start` is."""
@@ -75,7 +78,11 @@ class Located(Dataset[T]):
     def __getitem__(self, index: int) -> T:
         info = get_worker_info()
         self.reading[info.id if info else 0] = index
-        return self.inner[index]
+        try:
+            return self.inner[index]
+        except Exception as error:  # a data set may raise anything; one line, because a worker sends text only
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataFailed(f"index {index} of {type(self.inner).__name__}: {cause}") from error
 
     def __len__(self) -> int:
         return len(cast(Any, self.inner))
@@ -124,7 +131,7 @@ def make_loader(
         timeout=joined.clocks.loader_s if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
-        worker_init_fn=protect_worker if workers else None,
+        worker_init_fn=partial(protect_worker, os.getpid()) if workers else None,
         pin_memory=joined.device.type == "cuda",
         # The loader draws its workers' seeds from here: from the default generator it would disturb a resumed run.
         generator=torch.Generator().manual_seed(seed + joined.rank),
@@ -141,19 +148,24 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
     order.set_epoch(epoch, start)
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
-    iterator = iter(loader)
+    with phase("data"):  # starts the workers
+        iterator = iter(loader)
     while True:
         with phase("data"):
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            except Exception as error:  # a data set may raise anything
-                at = [f"index {index}" for index in located.reading.tolist()]
-                at = [f"worker {worker} at {index}" for worker, index in enumerate(at)] if loader.num_workers else at
-                lines = str(error).strip().splitlines() or [""]  # a worker's whole traceback ends with the cause
-                what = f"{joined.who(joined.rank)}: reading {type(located.inner).__name__} failed ({', '.join(at)})"
-                raise DataFailed(f"{what}: {type(error).__name__}: {lines[-1]}") from error
+            except DataFailed as error:  # from a worker it comes with the worker's whole traceback
+                cause = str(error).strip().splitlines()[-1].rpartition("DataFailed: ")[2]
+                raise DataFailed(f"{joined.who(joined.rank)} could not read {cause}") from error
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, OSError, EOFError) as error:  # of the loader itself: a worker hangs or has died
+                gone = "" if isinstance(error, RuntimeError) else "DataLoader worker exited unexpectedly: "
+                at = [f"worker {worker} at index {index}" for worker, index in enumerate(located.reading.tolist())]
+                what = f"{joined.who(joined.rank)} could not read {type(located.inner).__name__} ({', '.join(at)})"
+                raise DataFailed(f"{what}: {gone}{error}") from error
         yield batch
 
 

@@ -6,7 +6,9 @@ import logging
 import os
 import platform
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -37,7 +39,7 @@ def log_to_console(place: Place) -> None:
 def log_to_file(directory: Path, place: Place) -> None:
     """Everything of this rank, to logs/rank<N>.log."""
     try:
-        handler = logging.FileHandler(directory / "logs" / f"rank{place.rank}.log")
+        handler = _FileHandler(directory / "logs" / f"rank{place.rank}.log")
     except OSError as error:
         log.warning("no log file for this rank: %s", error)
         return
@@ -58,11 +60,40 @@ def describe(directory: Path, joined: Dist, rows: Rows) -> None:
     (directory / "environment.txt").write_text("\n".join(facts) + "\n")
 
 
+def silence_console() -> None:
+    """Log to files only from now on."""
+    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler, _ConsoleHandler)]
+
+
+def say_last(text: str) -> None:
+    """Print once more before the process ends, in a thread: a terminal that nobody reads must not hold the end up."""
+
+    def speak() -> None:
+        with suppress(OSError, ValueError, AttributeError):  # closed, full or absent: the line is in outcome.json
+            print(text, file=sys.stderr, flush=True)
+            sys.stdout.flush()
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    thread.join(timeout=1)
+
+
 class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
-    """Prints above the progress bar instead of through it."""
+    """Prints above the progress bar instead of through it. A console that fails is given up, training goes on."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 
-        tqdm.write(self.format(record), file=sys.stderr)
-        self.flush()
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+            self.flush()
+        except (OSError, ValueError, AttributeError):
+            log.removeHandler(self)
+
+
+class _FileHandler(logging.FileHandler):
+    """A full disk costs one warning on the console, and the lines from then on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning("%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])

@@ -46,6 +46,7 @@ class Monitor:
 
     def start(self) -> None:
         """Begin to watch."""
+        self._publish()
         self._thread.start()
 
     def stop(self) -> None:
@@ -71,7 +72,8 @@ class Monitor:
             self._publish()
         silent = self._silent(everyone, 2.5 * self._clocks.beat_s)
         known = {state["rank"]: state for state in states(self._store, everyone)}
-        never = {"phase": "init", "step": 0, "note": "no heartbeat yet", "age_s": 0.0, "collectives": 0, "phase_s": {}}
+        counts = dict.fromkeys(("step", "age_s", "collectives", "control"), 0)
+        never = {"phase": "init", "note": "no heartbeat yet", "phase_s": {}, **counts}
         hosts = self._joined.hosts
         return judge([known.get(rank, {**never, "rank": rank, "host": hosts[rank]}) for rank in everyone], silent)
 
@@ -83,7 +85,7 @@ class Monitor:
                 if not self._stopping.is_set():
                     host = self._joined.hosts[0]
                     reason = f"the store on the host of rank 0 ({host}) no longer answers: {error}"
-                    advice = "look at rank 0's output, and whether that host is still up"
+                    advice = "look at rank 0's output, and whether that host and the launcher are still up"
                     self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice))
 
     def _tick(self) -> None:
@@ -111,12 +113,13 @@ class Monitor:
     def _silent(self, ranks: Sequence[int], limit: float) -> list[int]:
         """Those of `ranks` whose beat has not changed for `limit` seconds of this rank's clock."""
         now, silent = time.monotonic(), []
-        for state in states(self._store, ranks):
-            beat, since = self._seen.get(state["rank"], (-1, now))
-            if state["beat"] != beat:
-                self._seen[state["rank"]] = (state["beat"], now)
+        beats = {state["rank"]: state["beat"] for state in states(self._store, ranks)}
+        for rank in ranks:  # one that has never sent a beat counts from the first look
+            beat, since = self._seen.setdefault(rank, (0, now))
+            if beats.get(rank, 0) != beat:
+                self._seen[rank] = (beats[rank], now)
             elif now - since > limit:
-                silent.append(int(state["rank"]))
+                silent.append(rank)
         return silent
 
     def _compare_ranks(self) -> None:

@@ -19,15 +19,16 @@ def begin(run_dir: Path, attempt: int, world_size: int) -> None:
     """Make the run directory and note that an attempt begins. Rank 0 only."""
     for name in ("logs", "heartbeats", "stacks", "checkpoints", "samples"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    for name in ("outcome.json", "stop"):  # of the last attempt; whoever starts again does not want to stop
-        (run_dir / name).unlink(missing_ok=True)
+    (run_dir / "outcome.json").unlink(missing_ok=True)
+    if attempt == 0:  # started by hand, so an old wish to stop is over; an automatic restart still honours it
+        (run_dir / "stop").unlink(missing_ok=True)
     _append(run_dir, {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)})
 
 
-def write(run_dir: Path, verdict: Verdict, attempt: int) -> bool:
+def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) -> bool:
     """Write outcome.json; the first rank to do so in an attempt wins. Returns whether this one did.
 
-    What an earlier attempt left is replaced.
+    What an earlier attempt left is replaced; with `replace` so is one of the same attempt: the run was started again.
 
     torchrun turns every exit code into 1, so launch scripts read this file instead.
     """
@@ -39,7 +40,7 @@ def write(run_dir: Path, verdict: Verdict, attempt: int) -> bool:
         try:
             os.link(aside, final)  # fails if it exists: unlike rename, never replaces what another rank wrote
         except FileExistsError:
-            if json.loads(final.read_text()).get("attempt", attempt) >= attempt:
+            if not replace and json.loads(final.read_text()).get("attempt", attempt) >= attempt:
                 return False
             os.replace(aside, final)
         finally:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from .agree import Agreement
 from .blame import peer_lost, verdict_of
 from .clocks import Clocks
 from .ending import write_heartbeat
-from .env import Place, detect
+from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, RunFailed, StopRequested
 from .heartbeat import beat, phase
 from .logs import Rows, describe, log_to_console, log_to_file
@@ -55,23 +56,24 @@ def session(
     log_to_console(place)
     try:
         faults.parse(os.environ.get("DDP_FAULTS", ""))
+        flags = StopFlags(preempt)
+        flags.install()
         joined = rendezvous(place, clocks)
         directory = _run_directory(joined, run)
-    except (ConfigError, RunFailed, OSError, ValueError) as error:
-        _give_up_early(error, run, place.attempt)
-    log_to_file(directory, place)
-    flags = StopFlags(preempt, directory / "stop")
-    flags.install()
-    if place.rank == 0:
-        describe(directory, joined, rows)
-
-    monitor = Monitor(joined, directory, logs.heartbeat_s)
-    monitor.start()
+        flags.stop_file = directory / "stop"
+        log_to_file(directory, place)
+        if place.rank == 0:
+            describe(directory, joined, rows)
+        monitor = Monitor(joined, directory, logs.heartbeat_s)
+        monitor.start()
+    except (ConfigError, OSError, RuntimeError, RunFailed, ValueError) as error:
+        _give_up_early(error, run, place)
     verdict = Verdict(DONE, "benign", "training is done")
     try:
         with phase("init"):
             joined = setup_distributed(joined, run.device)
-        log.info("%d ranks on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
+            beat.control = joined.control
+        log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
@@ -99,6 +101,7 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
     logging.shutdown()
+    threading.Thread(target=_leave_anyway, args=(verdict.exit_code,), daemon=True).start()
     if verdict.exit_code:
         sys.exit(verdict.exit_code)
 
@@ -106,28 +109,42 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
 def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
+    mine = verdict_of(error, joined)
     if isinstance(error, RunFailed) or peer_lost(error):
         monitor.wait_for_verdict()
         found = monitor.diagnose()
-        if found.kind == "rank_killed":
-            monitor.fail(found)
-    monitor.fail(verdict_of(error, joined))
+        if found.first_ranks:
+            own = joined.rank in found.first_ranks
+            monitor.fail(replace(found, stacks=mine.stacks) if own else found)
+    monitor.fail(mine)
+
+
+def _leave_anyway(code: int) -> None:
+    """A thread that the user's code has left behind must not keep a finished process, and its GPU, for ever."""
+    while threading.main_thread().is_alive():
+        time.sleep(0.5)
+    time.sleep(5)
+    os._exit(code)
 
 
 def _place_or_exit(run: RunSettings) -> Place:
     try:
         return detect()
     except ConfigError as error:
-        _give_up_early(error, run, attempt=0)
+        _give_up_early(error, run, None)
 
 
-def _give_up_early(error: Exception, run: RunSettings, attempt: int) -> NoReturn:
+def _give_up_early(error: Exception, run: RunSettings, place: Place | None) -> NoReturn:
     """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
-    code = STALLED if isinstance(error, RunFailed) else CONFIG
+    code, kind = STALLED, "rendezvous_failed"
+    if isinstance(error, (ConfigError, OSError, ValueError)):
+        code, kind = CONFIG, error.kind if isinstance(error, ConfigError) else "launcher_misconfig"
     print(f"error: {error}", file=sys.stderr, flush=True)
     if run.id:
-        kind = "rendezvous_failed" if code == STALLED else "launcher_misconfig"
-        outcome.write(run.dir / run.id, Verdict(code, kind, str(error), phase="init", step=0), attempt)
+        verdict = Verdict(code, kind, str(error), phase="init", step=0)
+        outcome.write(run.dir / run.id, verdict, attempt(), replace=True)
+    if place and place.rank == 0 and place.world_size > 1:
+        time.sleep(2)  # the store goes with this process, and the others may just be finding out what is wrong
     os._exit(code)
 
 

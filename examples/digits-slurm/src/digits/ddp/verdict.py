@@ -53,10 +53,22 @@ def judge(states: Sequence[State], silent: Sequence[int]) -> Verdict:
     if behind:
         what = f"has not come to collective {max(issued)}, in which the others wait"
         return _verdict("missing_rank", states, behind, what, "its stack below shows what it does instead")
-    busy = [int(state["rank"]) for state in states if not state["phase"].startswith(WAITING)]
+    decided = [int(state["control"]) for state in states]
+    behind = [rank for rank, count in enumerate(decided) if count < max(decided)]
+    if behind:
+        what = f"has not come to decision {max(decided)}, which the others take together"
+        return _verdict("missing_rank", states, behind, what, "its stack shows what it does instead")
+    longest = max(float(state["age_s"]) for state in states)
+    stuck = [state for state in states if state["age_s"] >= longest / 2]
+    busy = [int(state["rank"]) for state in stuck if not state["phase"].startswith(WAITING)]
     if busy and len(busy) < len(states):
         what = "does not move on, and the others wait for it"
         return _verdict("missing_rank", states, busy, what, "its stack shows where it is")
+    if busy:
+        reading = all(states[rank]["phase"] == "data" for rank in busy)
+        kind = "dataloader_stalled" if reading else "unknown"
+        what = "does not move on" if len(busy) == 1 else "do not move on, all of them: a lock, a file system, a GPU"
+        return _verdict(kind, states, busy, what, "its stack shows where it is")
     what = "wait, and none is behind: the network, a GPU, or a lock that all of them hold"
     advice = "compare the stacks of all ranks in stacks/"
     return _verdict("unknown", states, range(len(states)), what, advice, tell_ranks=False)
@@ -68,7 +80,9 @@ def _verdict(
     first = states[ranks[0]]
     names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks) if tell_ranks else "all ranks"
     note = f", at {first['note']!r}" if first["note"] else ""
-    reason = f"{names} {what}; phase {first['phase']}, step {first['step']}{note}, idle for {first['age_s']:.0f} s"
+    where = f"phase {first['phase']}, step {first['step']}{note}"
+    idle = "" if kind == "rank_killed" else f", idle for {first['age_s']:.0f} s"
+    reason = f"{names} {what}; {'last heard of in ' if not idle else ''}{where}{idle}"
     blamed = list(ranks) if tell_ranks else None
     return Verdict(STALLED, kind, reason, blamed, first["phase"], first["step"], advice)
 

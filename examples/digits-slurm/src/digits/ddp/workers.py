@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 import sys
+import threading
+import time
 from typing import Any
 
 from .env import cpus_for_this_process
@@ -37,16 +39,24 @@ def fitting_workers(wanted: int, joined: Dist, prefetch: int) -> int:
     return fitting
 
 
-def protect_worker(_worker: int) -> None:
-    """In a worker: leave signals to the training process, and die with it even when stuck in a read.
+def protect_worker(trainer: int, _worker: int) -> None:
+    """In a worker: leave signals to the training process `trainer`, and end when that has gone, even stuck in a read.
 
-    A SIGTERM to the whole job otherwise kills the workers first, and no checkpoint can be taken.
+    A SIGTERM to the whole job otherwise kills the workers first, and no checkpoint can be taken. A stuck worker would
+    also keep its fork server alive: it holds the other end of the pipe by which the server sees that training is over.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # linux/prctl.h
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+
+
+def _end_with(trainer: int) -> None:
+    while True:
+        try:
+            os.kill(trainer, 0)
+        except ProcessLookupError:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
 
 
 def worker_context(start_method: str) -> Any:

@@ -1,0 +1,40 @@
+"""The random generators of a process: seeded together, saved and restored together."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator whose state a checkpoint holds, so that two runs with one seed are the same run."""
+    random.seed(seed)
+    torch.manual_seed(seed)  # the CPU's and all GPUs'
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of every generator of this process, as plain data and tensors (loadable with weights_only=True)."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [kind, keys.tolist(), position, has_gauss, cached]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` returned."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))

@@ -1,4 +1,4 @@
-"""Every fault of benchmarks/faults.py, in a rendered project on CPU: the run ends, the right rank is named, nothing is left."""
+"""Every fault of benchmarks/faults.py in a rendered project on CPU: the run ends, the right rank is named."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all bench docs examples clean
 
+test test-all bench docs examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
 

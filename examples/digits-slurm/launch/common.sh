@@ -75,7 +75,9 @@ use_gloo_interface() {
 }
 
 refuse_unless_number() { # refuse_unless_number NAME VALUE LEAST
-  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] && [ "$2" -ge "$3" ] || refuse "$1=$2 is not a number from $3" "correct or unset $1"
+  if ! [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || [ "$2" -lt "$3" ]; then
+    refuse "$1=$2 is not a number from $3" "correct or unset $1"
+  fi
 }
 
 # wait_for PID: the exit code of a child, also when trapped signals interrupt bash's wait (they set `interrupted`).

@@ -52,6 +52,7 @@ def test_settings_say_who_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     file.write_text("train: {steps: 1, batch_size: 2, clip_norm: 3}")
     monkeypatch.setenv("DDP_TRAIN__STEPS", "10")
     monkeypatch.setenv("DDP_TRAIN__BATCH_SIZE", "20")
+    monkeypatch.setenv("DDP_SCAFFOLD_TEMPLATE", "/somewhere")  # for the generator, and no mistake here
     settings, origin = load(Settings, ["--config", str(file), "--train.steps", "100"])
     rows = {name: (value, who) for name, value, who in effective(settings, origin)}
     assert rows["train.steps"] == ("100", "command line")

@@ -142,7 +142,8 @@ def _refuse_unknown_variables(settings_class: type[BaseSettings]) -> None:
     """A misspelt DDP_ variable would otherwise be ignored, and the user would believe that it works."""
     known = {variable(settings_class, path) for path in _fields(settings_class)} | OTHER_VARIABLES
     prefix = settings_class.model_config.get("env_prefix", "")
-    unknown = sorted(name for name in os.environ if name.startswith(prefix) and name.upper() not in known)
+    ours = [name for name in os.environ if name.startswith(prefix) and not name.startswith("DDP_SCAFFOLD_")]
+    unknown = sorted(name for name in ours if name.upper() not in known)  # DDP_SCAFFOLD_ is the generator's
     if unknown:
         remedy = f"unset it, or use one of {', '.join(sorted(known))}"
         raise ConfigError(f"nothing reads the variable {', '.join(unknown)}", remedy)

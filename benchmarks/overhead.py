@@ -41,7 +41,7 @@ def main() -> None:
         return importlib.import_module(f"{options.package}.{name}")
 
     clocks = part("ddp.clocks").Clocks()
-    joined = part("ddp.setup").rendezvous(part("ddp.env").detect(), clocks)
+    joined = part("ddp.rendezvous").rendezvous(part("ddp.env").detect(), clocks)
     joined = part("ddp.setup").setup_distributed(joined, options.device)
     scratch = Path(part("ddp.agree").from_rank0(joined, tempfile.mkdtemp()))
     for name in ("stacks", "heartbeats"):

@@ -27,7 +27,7 @@ def environment(**extra: str) -> dict[str, str]:
     """This environment, with the Python that runs the tests first on the PATH and none of the launch variables."""
     ours = ("DDP_", "SLURM_", "TORCH", "NCCL_", "GLOO_", "OMP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    for name in ("NPROC", "NNODES", "NODE_RANK", "MAX_RESTARTS", "VENV", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("LAUNCHER", "NPROC", "NNODES", "NODE_RANK", "MAX_RESTARTS", "VENV", "MASTER_ADDR", "MASTER_PORT"):
         kept.pop(name, None)
     return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **extra}
 
@@ -55,3 +55,8 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def parent(pid: int) -> int:
+    """The process that started this one, or 1 if that has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

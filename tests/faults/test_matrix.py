@@ -1,26 +1,22 @@
-"""Every fault of benchmarks/faults.py in a rendered project on CPU: the run ends, the right rank is named."""
+"""Every fault of a generated project's own matrix, on CPU: the run ends as it must, and the right rank is named."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
-spec = importlib.util.spec_from_file_location("fault_matrix", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-matrix = importlib.util.module_from_spec(spec)
-sys.modules["fault_matrix"] = matrix
-spec.loader.exec_module(matrix)
+import yaml
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+CASES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parents[2] / "templates/project/tests/matrix/cases.yaml").read_text()
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +24,15 @@ def project(render: Callable[..., Path]) -> Path:
     return render({"package": "digits"})
 
 
-@pytest.mark.parametrize("case", matrix.CASES, ids=lambda case: case.name)
-def test_the_fault_is_named_and_ends_the_run(case: object, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options = argparse.Namespace(project=project, package="digits", device="cpu", ranks=2)
-    row = matrix.run(case, options)
-    assert row["right"] == "yes", row
+@pytest.mark.parametrize("name", [case["name"] for case in CASES])
+def test_the_fault_is_named_and_ends_the_run(name: str, project: Path) -> None:
+    command = [sys.executable, "tests/matrix/run.py", "--only", name]
+    ended = subprocess.run(command, cwd=project, env=os.environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "| yes |" in ended.stdout
+
+
+def test_every_row_has_its_case() -> None:
+    assert len({case["name"] for case in CASES}) == len(CASES)
+    # 17, 18 and 21 need two hosts: tests/slurm
+    assert {case["row"] for case in CASES} == set(range(23)) - {17, 18, 21}

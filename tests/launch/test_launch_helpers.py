@@ -77,6 +77,32 @@ def test_directory_leaves_complaints_about_the_file_to_training(
     assert outcome.directory("default", []) == tmp_path / "runs/default"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "env", "file", "expected"),
+    [
+        ([], {}, {}, "300"),
+        ([], {}, {"init_s": 40}, "40"),
+        ([], {"DDP_CLOCKS__INIT_S": "50"}, {"init_s": 40}, "50"),
+        (["--clocks.init_s=60.5"], {"DDP_CLOCKS__INIT_S": "50"}, {}, "60.5"),
+    ],
+)
+def test_setting(
+    outcome: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    env: dict[str, str],
+    file: dict[str, Any],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    Path("configs").mkdir()
+    Path("configs/train.yaml").write_text(json.dumps({"clocks": file}))
+    assert outcome.setting("clocks.init_s", "300", arguments) == expected
+
+
 # ----------------------------------------------------------------------------------------------------- the exit code
 @pytest.mark.parametrize(
     ("content", "launcher", "expected"),

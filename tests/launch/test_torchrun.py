@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_helpers import alive, environment, ready, until, with_standin
+from launch_helpers import alive, environment, parent, ready, until, with_standin
 
 pytest.importorskip("torch", reason="needs torch, for its torchrun")
 
@@ -120,7 +120,7 @@ def test_a_signal_to_one_rank_stops_all_and_restarts(launch: Callable[..., Launc
     assert "stopped: signal SIGTERM on rank 1; restarting, 1 of 2" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
 def test_a_signal_to_the_script_stops_without_restart(launch: Callable[..., Launch], number: signal.Signals) -> None:
     one = launch("wait,done")
     pids = [rank["pid"] for rank in one.ready(0)]
@@ -144,8 +144,7 @@ def test_ctrl_c_reaches_the_ranks_once(launch: Callable[..., Launch]) -> None:
 def test_workers_of_a_killed_torchrun_do_not_stay(launch: Callable[..., Launch]) -> None:
     one = launch("wait,done")
     pids = [rank["pid"] for rank in one.ready(0)]
-    torchrun = int(Path(f"/proc/{pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    os.kill(torchrun, signal.SIGKILL)
+    os.kill(parent(pids[0]), signal.SIGKILL)
     code, text = one.ended()
     assert not any(map(alive, pids)), text
     assert code == 0, text  # they stopped with a checkpoint, and the next attempt went on

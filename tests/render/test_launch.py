@@ -64,7 +64,7 @@ def words(text: str) -> set[str]:
 
 def test_only_what_the_preset_needs(render: Callable[..., Path], slurm_project: Path) -> None:
     always = {"torchrun.sh", "common.sh", "outcome.py", "env/nccl.env", "env/recovery.env"}
-    for project, more in ((render(LOCAL), set()), (slurm_project, {"train.sbatch", "task.sh"})):
+    for project, more in ((render(LOCAL), set()), (slurm_project, {"train.sbatch", "task.sh", "node.sh"})):
         names = {path.relative_to(project / "launch").as_posix() for path in launch_files(project)}
         assert names == always | more
 
@@ -106,6 +106,14 @@ def test_directives_hold_the_answers(slurm_project: Path) -> None:
     assert all(line.startswith("#") for line in head)  # Slurm ignores directives after the first command
     assert "module load 'gcc/13.2.0' 'cuda/12.4+x'" in text
     assert "MAX_RESTARTS:-7" in text
+
+
+def test_the_default_of_init_s_is_the_one_of_training(slurm_project: Path) -> None:
+    asked = re.search(r"setting clocks\.init_s (\d+)", (slurm_project / "launch/train.sbatch").read_text())
+    default = re.search(r"init_s: float = Field\((\d+)", next(slurm_project.glob("src/*/ddp/clocks.py")).read_text())
+    assert asked is not None
+    assert default is not None
+    assert asked[1] == default[1]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,10 @@ class Job:
         """scancel, as a user does it."""
         subprocess.run(["scancel", self.id], env=self._env, check=True)
 
+    def release(self) -> None:
+        """Let a job that was submitted with --hold begin."""
+        subprocess.run(["scontrol", "release", self.id], env=self._env, check=True)
+
     def wait(self, seconds: float = 100) -> JobResult:
         """Wait for the end of the job, restarts included."""
         self.until(lambda: self.fields()["JobState"] in ENDED, "the end", seconds)
@@ -105,6 +110,39 @@ class Job:
         code, _, number = fields["ExitCode"].partition(":")
         exit_code = int(code) if number == "0" else None
         return JobResult(fields["JobState"], exit_code, int(fields["Restarts"]), self.output(), self.run_dir)
+
+
+class HandMade(Job):
+    """An allocation without a batch script. The test starts its step from outside the nodes, so it sees all ends."""
+
+    step: subprocess.Popen[bytes] | None = None
+
+    def start(self, script: str, arguments: Sequence[str], **env: str) -> None:
+        """Start one task a node, which run `script` in bash; it has the arguments of training in "$@"."""
+        given = {
+            "MASTER_ADDR": "tn1",
+            "MASTER_PORT": str(10000 + int(self.id) % 20000),
+            "DDP_RUN__ID": self.run_dir.name,
+            "DDP_RUN__DIR": str(self.run_dir.parent),
+            "DDP_ATTEMPT": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(self.project / "src"),
+        }
+        command = ["srun", f"--jobid={self.id}", "--kill-on-bad-exit=0", "--wait=60"]
+        with (self.project / f"slurm-{self.id}.out").open("wb") as out:
+            self.step = subprocess.Popen(
+                [*command, "bash", "-c", script, "bash", *arguments],
+                cwd=self.project,
+                env={**self._env, **given, **env},
+                stdout=out,
+                stderr=out,
+            )
+
+    def end(self) -> None:
+        """Give the nodes back, and kill what still runs there."""
+        self.cancel()
+        if self.step is not None:
+            self.step.wait(timeout=60)
 
 
 @pytest.fixture
@@ -138,3 +176,102 @@ def submit(slurm: dict[str, str]) -> Iterator[Callable[..., Job]]:
         return shown.stdout
 
     until(lambda: not queue(), "an empty queue")
+
+
+@pytest.fixture
+def allocate(slurm: dict[str, str], submit: Callable[..., Job]) -> Iterator[Callable[..., HandMade]]:
+    """`allocate(project)` gets both nodes, for ranks that the test starts itself."""
+    made: list[HandMade] = []
+
+    def run(project: Path) -> HandMade:
+        command = ["salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--time=10"]
+        done = subprocess.run(command, cwd=project, env=slurm, check=True, capture_output=True, text=True)
+        made.append(HandMade(project, done.stderr.split("Granted job allocation ")[1].split()[0], slurm))
+        return made[-1]
+
+    yield run
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def link(slurm: dict[str, str]) -> Iterator[Callable[..., None]]:
+    """`link("cut", "tn2")`, `link("slow", "tn2", "200")`, `link("heal", "tn2")`; healed in any case in the end."""
+
+    def change(*words: str) -> None:
+        subprocess.run([CLUSTER, *words], env=slurm, check=True, timeout=10)
+
+    yield change
+    for node in ("tn1", "tn2"):
+        change("heal", node)
+
+
+@pytest.fixture
+def listen(slurm: dict[str, str]) -> Iterator[Callable[[str, int], None]]:
+    """`listen("tn1", 29500)` takes a port of a node until the test ends."""
+    listeners: list[subprocess.Popen[str]] = []
+
+    def start(node: str, port: int) -> None:
+        code = f"import socket, sys; s = socket.create_server(('', {port})); print('listening', flush=True)"
+        code += "; sys.stdin.read()"
+        command = ["nsenter", f"--net=/run/netns/ddp-{node}", sys.executable, "-c", code]
+        one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        listeners.append(one)
+        assert one.stdout is not None
+        assert one.stdout.readline() == "listening\n"
+
+    yield start
+    for one in listeners:
+        one.communicate(timeout=10)  # the end of its standard input is what it waits for
+
+
+@pytest.fixture(scope="session")
+def real_project(render: Callable[..., Path]) -> Path:
+    """A project whose training is the real one."""
+    from training_helpers import ANSWERS
+
+    return render(ANSWERS)
+
+
+@pytest.fixture
+def train(submit: Callable[..., Job], real_project: Path) -> Callable[..., Job]:
+    """`train(["--section.key", "value"], init=12, DDP_FAULTS="...")` submits real training: two ranks, one a node."""
+    from training_helpers import STEPS, arguments
+
+    def run(
+        args: Sequence[str] = (), steps: int = STEPS, options: Sequence[str] = (), init: float = 60, **env: str
+    ) -> Job:
+        return submit(real_project, [*arguments(steps, init=init), *args], options=options, **env)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _results() -> dict[str, JobResult]:
+    return {}
+
+
+@pytest.fixture
+def uninterrupted(train: Callable[..., Job], _results: dict[str, JobResult]) -> JobResult:
+    """A run that nothing disturbed, trained once for all tests."""
+    if "uninterrupted" not in _results:
+        _results["uninterrupted"] = train().wait()
+    return _results["uninterrupted"]
+
+
+@pytest.fixture(scope="session")
+def timed() -> Iterator[Callable[[str, str, float], None]]:
+    """`timed(fault, launcher, seconds)` adds a row to a table that `pytest -s` shows at the end."""
+    rows: list[tuple[str, str, float]] = []
+    yield lambda *row: rows.append(row)
+    print("\n\nseconds from the deadline (of a cut link, clocks.silent_s after it) to the last exit of a rank")
+    for fault, launcher, seconds in rows:
+        print(f"{fault:<44} {launcher:<9} {seconds:6.1f}")
+
+
+@pytest.fixture(params=["srun", "torchrun"])
+def launcher(request: pytest.FixtureRequest) -> str:
+    """The value of LAUNCHER."""
+    if request.param == "torchrun":
+        pytest.importorskip("torch", reason="needs torch, for its torchrun")
+    return str(request.param)

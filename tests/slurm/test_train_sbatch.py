@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_helpers import with_standin
+from launch_helpers import alive, parent, with_standin
 
 pytestmark = pytest.mark.slurm
 
@@ -32,28 +34,32 @@ def project(rendered: Path, tmp_path: Path) -> Path:
     return with_standin(rendered, tmp_path / "my project")
 
 
-def test_done(submit: Callable[..., Any], project: Path) -> None:
+def test_done(submit: Callable[..., Any], project: Path, launcher: str) -> None:
     hostile = ["a b", "$(touch pwned)", "*", "é'\"", ""]
-    job = submit(project, ["--plan", "done", *hostile])
+    job = submit(project, ["--plan", "done", *hostile], LAUNCHER=launcher)
     result = job.wait()
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 0), result.output
     assert [rank["argv"] for rank in job.ready(0)] == [["--plan", "done", *hostile]] * 4
     assert "attempt 0 ended, done: the plan says done; exit code 0" in result.output
 
 
-def test_what_the_ranks_find(submit: Callable[..., Any], project: Path) -> None:
+def test_what_the_ranks_find(submit: Callable[..., Any], project: Path, launcher: str) -> None:
     before = time.time()
-    job = submit(project, ["--plan", "done"])
+    job = submit(project, ["--plan", "done"], LAUNCHER=launcher)
     result = job.wait()
     ranks = [rank["env"] for rank in job.ready(0)]
-    assert [env["SLURM_PROCID"] for env in ranks] == ["0", "1", "2", "3"]
-    assert [env["SLURM_LOCALID"] for env in ranks] == ["0", "1", "0", "1"]
+    rank, local_rank = ("SLURM_PROCID", "SLURM_LOCALID") if launcher == "srun" else ("RANK", "LOCAL_RANK")
+    assert [env[rank] for env in ranks] == ["0", "1", "2", "3"]
+    assert [env[local_rank] for env in ranks] == ["0", "1", "0", "1"]
+    assert [env["SLURMD_NODENAME"] for env in ranks] == ["tn1", "tn1", "tn2", "tn2"]
     for env in ranks:
+        # srun: of each rank; torchrun: of the node, which its ranks share
+        assert env["SLURM_CPUS_PER_TASK"] == ("2" if launcher == "srun" else "4")
         assert env["MASTER_ADDR"] == "tn1"
         assert 10000 <= int(env["MASTER_PORT"]) < 30000
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"  # on the master, too, whose route to itself is lo
         assert env["CUDA_VISIBLE_DEVICES"] == "0,1"  # every rank sees all GPUs of its node: CUDA IPC needs that
-        assert env["SLURM_CPUS_PER_TASK"] == env["OMP_NUM_THREADS"] == "2"
+        assert env["OMP_NUM_THREADS"] == "2"
         assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
         assert 0 < float(env["DDP_WALLTIME_END"]) - before < 11 * 60
         assert "NCCL_SOCKET_IFNAME" not in env
@@ -70,18 +76,8 @@ def test_time_limit_stops_requeues_and_finishes(submit: Callable[..., Any], proj
     assert [rank["env"]["DDP_ATTEMPT"] for rank in job.ready(1)] == ["1"] * 4
 
 
-def test_preemption_stops_requeues_and_finishes(submit: Callable[..., Any], project: Path) -> None:
-    job = submit(project, ["--plan", "wait,done"])
-    job.ready(0)
-    other = submit(project, partition="high", options=["--nodes=2", "--gpus-per-node=2", "--wrap=true"], script=())
-    result = job.wait()
-    assert (result.state, result.restarts) == ("COMPLETED", 1), result.output
-    assert "stopped: signal SIGTERM on rank" in result.output
-    assert other.wait().state == "COMPLETED"
-
-
-def test_a_cancelled_job_stays_cancelled(submit: Callable[..., Any], project: Path) -> None:
-    job = submit(project, ["--plan", "wait,done"])
+def test_a_cancelled_job_stays_cancelled(submit: Callable[..., Any], project: Path, launcher: str) -> None:
+    job = submit(project, ["--plan", "wait,done"], LAUNCHER=launcher)
     job.ready(0)
     job.cancel()
     result = job.wait()
@@ -90,9 +86,12 @@ def test_a_cancelled_job_stays_cancelled(submit: Callable[..., Any], project: Pa
     assert "attempt 0 ended, stopped: signal SIG" in result.output  # the checkpoint was saved all the same
 
 
-@pytest.mark.parametrize(("plan", "code"), [("config", 78), ("early", 78), ("fail", 1)])
-def test_failures_are_not_requeued(submit: Callable[..., Any], project: Path, plan: str, code: int) -> None:
-    result = submit(project, ["--plan", plan]).wait()
+@pytest.mark.parametrize(
+    ("plan", "by", "code"),
+    [("config", "srun", 78), ("early", "srun", 78), ("fail", "srun", 1), ("config", "torchrun", 78)],
+)
+def test_failures_are_not_requeued(submit: Callable[..., Any], project: Path, plan: str, by: str, code: int) -> None:
+    result = submit(project, ["--plan", plan], LAUNCHER=by).wait()
     assert (result.state, result.exit_code, result.restarts) == ("FAILED", code, 0), result.output
 
 
@@ -102,10 +101,72 @@ def test_stalls_are_requeued_until_none_is_left(submit: Callable[..., Any], proj
     assert "no restarts left of 2" in result.output
 
 
-def test_peers_of_a_killed_rank_have_the_time_to_say_who_it_was(submit: Callable[..., Any], project: Path) -> None:
-    result = submit(project, ["--plan", "vanish"], MAX_RESTARTS="0").wait()
+def test_peers_of_a_killed_rank_have_the_time_to_say_who_it_was(
+    submit: Callable[..., Any], project: Path, launcher: str
+) -> None:
+    result = submit(project, ["--plan", "vanish"], MAX_RESTARTS="0", LAUNCHER=launcher).wait()
     assert (result.state, result.exit_code) == ("FAILED", 70), result.output
     assert "stalled: rank 1 sends no heartbeat any more" in result.output
+
+
+def test_a_signal_to_node_sh_alone_reaches_the_ranks(submit: Callable[..., Any], project: Path) -> None:
+    """As with proctrack/cgroup, where Slurm signals only the processes that it has started itself."""
+    pytest.importorskip("torch", reason="needs torch, for its torchrun")
+    job = submit(project, ["--plan", "wait,done"], LAUNCHER="torchrun")
+    node_sh = parent(parent(job.ready(0)[3]["pid"]))
+    assert b"launch/node.sh" in Path(f"/proc/{node_sh}/cmdline").read_bytes()
+    for _ in range(2):
+        os.kill(node_sh, signal.SIGUSR2)
+    result = job.wait()
+    assert (result.state, result.restarts) == ("COMPLETED", 1), result.output
+    assert "stopped: signal SIGTERM on rank" in result.output
+
+
+def test_ranks_of_a_killed_torchrun_do_not_stay(submit: Callable[..., Any], project: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, for its torchrun")
+    job = submit(project, ["--plan", "wait,done"], LAUNCHER="torchrun")
+    pids = [rank["pid"] for rank in job.ready(0)]
+    os.kill(parent(pids[2]), signal.SIGKILL)
+    job.until(lambda: not any(map(alive, pids)), "the end of the ranks")
+    result = job.wait()
+    assert (result.state, result.restarts) == ("COMPLETED", 1), result.output
+    assert "torchrun on tn2 ended and left processes behind" in result.output
+
+
+def test_a_node_that_does_not_come_is_named(submit: Callable[..., Any], project: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch, for its torchrun")
+    script = project / "launch/node.sh"
+    script.write_text(script.read_text().replace("shift 3\n", "shift 3\n[ $SLURM_NODEID = 0 ] || sleep 120\n"))
+    job = submit(project, ["--plan", "done"], LAUNCHER="torchrun", DDP_CLOCKS__INIT_S="3.5", MAX_RESTARTS="0")
+    job.until(lambda: "these nodes did not come: tn2" in job.output(), "the name of the node")
+    assert "torchrun on tn1 started no rank in 3 s" in job.output()
+    job.cancel()  # else srun waits a minute for the sleeping one
+
+
+def test_a_taken_port_is_passed_over(submit: Callable[..., Any], project: Path, listen: Callable[..., None]) -> None:
+    job = submit(project, ["--plan", "done"], options=["--hold"])
+    port = 10000 + int(job.id) % 20000
+    listen("tn1", port)
+    job.release()
+    assert job.wait().exit_code == 0
+    assert f"port {port} is in use already, trying the next" in job.output()
+    assert {rank["env"]["MASTER_PORT"] for rank in job.ready(0)} == {str(port + 1)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"LAUNCHER": "mpirun"}, "LAUNCHER=mpirun is no launcher of this script"),
+        ({"LAUNCHER": "torchrun", "DDP_CLOCKS__INIT_S": "soon"}, "clocks.init_s=soon is not a number from 1"),
+        ({"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number from 0"),
+    ],
+)
+def test_wrong_variables_are_refused(
+    submit: Callable[..., Any], project: Path, variables: dict[str, str], said: str
+) -> None:
+    result = submit(project, ["--plan", "done"], **variables).wait()
+    assert (result.state, result.exit_code, result.restarts) == ("FAILED", 78, 0), result.output
+    assert said in result.output
 
 
 def test_submitted_from_elsewhere(submit: Callable[..., Any], project: Path, tmp_path: Path) -> None:

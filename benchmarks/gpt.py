@@ -1,0 +1,222 @@
+"""What the hardening costs a training step of a GPT, as a ratio to a bare DDP loop in the same processes.
+
+    PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/gpt.py [--package digits] [--json FILE]
+    PYTHONPATH=PROJECT/src torchrun --nproc-per-node 2 benchmarks/gpt.py --device cpu --small     (a rehearsal)
+
+Blocks of two loops alternate, with the same model, data and optimiser, in turn first and second of a round:
+
+- bare: forward, backward, optimiser step, and nothing else; no monitor runs;
+- watched: the same under the project's phases, agreement and step count, with metrics averaged over the ranks every 20
+  steps, and its monitor's threads, heartbeats and stall detection running with default clocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+# 24 layers of 1024 with 16 heads, 64,000 tokens, tied embedding: 368 million parameters.
+FULL = {"layers": 24, "width": 1024, "heads": 16, "vocabulary": 64000, "length": 512, "batch": 32}
+SMALL = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "length": 64, "batch": 8}
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer, each behind a layer norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        shape = (batch, length, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A decoder whose output layer is the token embedding; returns the loss."""
+
+    def __init__(self, layers: int, width: int, heads: int, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions.weight, std=0.02)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        read, wanted = text[:, :-1], text[:, 1:]
+        x = self.tokens(read) + self.positions(torch.arange(read.shape[1], device=text.device))
+        for block in self.blocks:
+            x = block(x)
+        scores = functional.linear(self.norm(x), self.tokens.weight)
+        return functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
+
+
+def main() -> None:
+    """Join, alternate, print on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", default="digits", help="the generated package to measure")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything works")
+    parser.add_argument("--batch-size", type=int, help="sequences of a rank")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each loop, after one for warm-up")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    sizes = dict(SMALL if options.small else FULL)
+    batch = options.batch_size or sizes["batch"]
+    del sizes["batch"]
+
+    def part(name: str) -> Any:
+        return importlib.import_module(f"{options.package}.ddp.{name}")
+
+    joined = part("rendezvous").rendezvous(part("env").detect(), part("clocks").Clocks())
+    joined = part("setup").setup_distributed(joined, options.device)
+    part("heartbeat").beat.control = joined.control
+    part("ledger").keep_ledger()
+    mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if joined.rank == 0 else ""
+    scratch = Path(part("agree").from_rank0(joined, mine))
+    for name in ("stacks", "heartbeats"):
+        (scratch / name).mkdir(exist_ok=True)
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Gpt(**sizes).to(joined.device), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    torch.manual_seed(joined.rank)
+    texts = torch.randint(sizes["vocabulary"], (8, batch, sizes["length"] + 1), device=joined.device)
+    bare, watched, settle = loops(part, model, optimizer, texts, joined, scratch)
+
+    def one(name: str, number: int) -> float:
+        if name == "bare":
+            return block(bare, options.steps, joined)
+        # A prefix of its own in the store: the last monitor's keys are still there.
+        place = replace(joined.place, attempt=1000 + number)
+        monitor = part("monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=30)
+        dist.barrier()
+        monitor.start()
+        took = block(watched, options.steps, joined)
+        settle()
+        dist.barrier()
+        monitor.stop()
+        return took
+
+    times: dict[str, list[float]] = {"bare": [], "watched": []}
+    for number in range(options.rounds + 1):
+        for name in ("bare", "watched") if number % 2 else ("watched", "bare"):
+            took = one(name, number)
+            if number:
+                times[name].append(took)
+    ratios = [b / a for a, b in zip(times["bare"], times["watched"], strict=True)]
+    device = torch.cuda.get_device_name() if joined.device.type == "cuda" else "cpu"
+    result = {
+        "device": f"{joined.world_size} x {device}",
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "batch": f"{batch}x{sizes['length']}",
+        "bare_ms": round(statistics.median(times["bare"]) * 1e3, 3),
+        "watched_ms": round(statistics.median(times["watched"]) * 1e3, 3),
+        "ratio_of_medians": round(statistics.median(times["watched"]) / statistics.median(times["bare"]), 4),
+        "median_ratio": round(statistics.median(ratios), 4),
+        "rounds_ms": {name: [round(value * 1e3, 3) for value in found] for name, found in times.items()},
+        "steps_of_a_block": options.steps,
+    }
+    if joined.rank == 0:
+        print(json.dumps(result, indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(result) + "\n")
+    dist.barrier()
+    if joined.rank == 0:
+        shutil.rmtree(scratch, ignore_errors=True)
+    part("setup").shutdown(joined)
+
+
+def block(step: Callable[[], None], steps: int, joined: Any) -> float:
+    """Mean seconds of a step, synchronised at both ends only."""
+    gc.collect()
+    synchronize(joined)
+    dist.barrier()
+    synchronize(joined)
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize(joined)
+    return (time.perf_counter() - began) / steps
+
+
+def synchronize(joined: Any) -> None:
+    """Wait for this rank's GPU, if it has one."""
+    if joined.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def loops(
+    part: Callable[[str], Any], model: nn.Module, optimizer: Any, texts: torch.Tensor, joined: Any, scratch: Path
+) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
+    """One step of the bare loop, one of the watched loop, and what ends a block of the watched one."""
+    heartbeat, metrics, preempt = part("heartbeat"), part("metrics"), part("preempt")
+    flags = preempt.StopFlags(preempt.PreemptSettings())
+    flags.stop_file = scratch / "stop"
+    agreement = part("agree").Agreement(joined, flags)
+    log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
+    count = 0
+
+    def precision() -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16) if joined.device.type == "cuda" else nullcontext()
+
+    def bare() -> None:
+        nonlocal count
+        with precision():
+            loss = model(texts[count % len(texts)])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        count += 1
+
+    def watched() -> None:
+        nonlocal count
+        agreement.poll(count)
+        with heartbeat.phase("forward"), precision():
+            loss = model(texts[count % len(texts)])
+        with heartbeat.phase("backward"):
+            loss.backward()
+        with heartbeat.phase("optim"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        count += 1
+        heartbeat.step_done(count, 0)
+        if count % 20 == 0:
+            log.scalars(count, {"loss": loss})
+
+    def settle() -> None:
+        log.flush()
+        agreement.settle()
+
+    return bare, watched, settle
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Run by torchrun in test_loader.py: read with the loader of a rendered project and say what each rank has got.
+
+loader_script.py streams        one JSON object on rank 0: scenario -> what each rank has seen
+loader_script.py fault          with DDP_FAULTS: the DataFailed of this process, its kind first
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from digits.ddp import workers
+from digits.ddp.agree import Agreement, gather, polled
+from digits.ddp.clocks import Clocks
+from digits.ddp.env import detect
+from digits.ddp.errors import ConfigError, DataFailed, StopRequested
+from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
+from digits.ddp.setup import Dist
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Numbers(IterableDataset[Any]):
+    """first, first + 1, ...: a stream that does not know its length. `shared`: a worker yields only its share."""
+
+    def __init__(self, length: int, first: int = 0, shared: bool = False) -> None:
+        self.length, self.first, self.shared = length, first, shared
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info() if self.shared else None
+        start, step = (info.id, info.num_workers) if info else (0, 1)
+        return iter(range(self.first + start, self.first + self.length, step))
+
+
+class Counted(Numbers):
+    def __len__(self) -> int:
+        return self.length
+
+
+class Squares(Dataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index**2)
+
+
+def join() -> Dist:
+    dist.init_process_group("gloo")
+    control = dist.new_group(backend="gloo")
+    store = dist.distributed_c10d._get_default_store()
+    hosts = ("n1",) * dist.get_world_size()
+    return replace(Dist(detect(), Clocks(loader_s=float(os.environ["LOADER_S"])), store, hosts), control=control)
+
+
+def streams(joined: Dist) -> dict[str, Any]:
+    rank, found = joined.rank, {}
+    for count in (0, 2):
+        workers.room = lambda *_, count=count: [(count, "")]
+        for uneven in ("pad", "drop"):
+            name, settings = f"{uneven}, {count} workers", LoaderSettings(workers=count, uneven=uneven)
+
+            def read(
+                stream: Any, start: int = 0, settings: LoaderSettings = settings, **options: Any
+            ) -> list[list[int]]:
+                made = make_loader(stream, joined, settings, batch_size=2, **options)
+                lists = []
+                for batch in batches(made, joined, 0, start):
+                    dist.all_reduce(torch.ones(1))  # what each step does: it hangs unless all make equally many
+                    lists.append(batch.tolist())
+                return lists
+
+            found[f"one stream, {name}"] = read(Numbers(26))
+            found[f"resumed, {name}"] = read(Numbers(26), 12)
+            found[f"resumed from two ranks, {name}"] = read(Numbers(26), 8)
+            own = Numbers([5, 9, 12][rank], 100 * rank, shared=True)
+            found[f"own streams, {name}"] = read(own, sharded=True)
+            found[f"own streams resumed, {name}"] = read(own, 6, sharded=True)
+            if count == 0:
+                found[f"streams that should be equal, {name}"] = read(Numbers(20 + 6 * rank))
+    workers.room = lambda *_: [(0, "")]
+    settings = LoaderSettings()
+
+    polls: list[int] = []
+    counting: Any = SimpleNamespace(_joined=joined, poll=polls.append, change_pace=lambda: None)
+    own = Numbers([5, 9, 12][rank], 100 * rank)
+    shard = make_loader(own, joined, settings, batch_size=2, train=False, sharded=True)
+    found["evaluation"] = [b.tolist() for b in polled(batches(shard, joined), counting, 7, None)]
+    found["polls"] = polls
+
+    # A stop while a question of the loader is under way, with the agreement's own on the same group.
+    flags: Any = SimpleNamespace(reason=lambda: "SIGTERM" if steps == 5 and rank == 1 else "")
+    agreement, steps = Agreement(joined, flags, 0.0), 0
+    loader = make_loader(Numbers(1000), joined, settings, batch_size=2)
+    feed = endless(loader, joined, 0, 0)
+    try:
+        while True:
+            agreement.poll(steps)
+            next(feed)
+            dist.all_reduce(torch.ones(1))
+            steps += 1
+    except StopRequested as stop:
+        found["stopped"] = [steps, str(stop)]
+
+    for name, wrong, options in (
+        ("nothing for rank 1", Numbers(0 if rank == 1 else 9), {"sharded": True}),
+        ("lengths differ", Squares(20 + rank), {}),
+        ("stream lengths differ", Counted(20 + rank), {}),
+        ("an empty part", Counted(9 * rank), {"sharded": True}),
+    ):
+        try:
+            list(batches(make_loader(wrong, joined, settings, batch_size=2, **options), joined))
+        except ConfigError as error:
+            found[name] = [error.kind, str(error)]
+    next(iter(batches(loader, joined)))  # left with a question under way
+    dist.monitored_barrier(joined.control)
+    return found
+
+
+def fault(joined: Dist) -> None:
+    workers.room = lambda *_: [(2, "")]
+    settings = LoaderSettings(workers=2, start_method=os.environ["START_METHOD"])
+    dataset, options = (Squares(10_000), {}) if os.environ["DATA"] == "map" else (Numbers(10_000), {})
+    try:
+        for _ in islice(batches(make_loader(dataset, joined, settings, batch_size=4, **options), joined), 1000):
+            pass
+    except DataFailed as error:
+        print(f"{error.kind} | {error}", flush=True)
+        os._exit(0)  # as a run does; else DataLoader's end would wait 5 s for each stuck worker
+    raise AssertionError("no fault was met")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    here = join()
+    if sys.argv[1] == "fault":
+        fault(here)
+    everything = gather(here, streams(here))
+    if here.rank == 0:
+        print(json.dumps({name: [one.get(name) for one in everything] for name in everything[0]}), flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,136 @@
+"""The loader of a rendered project with several ranks: equal steps over unequal streams; worker faults named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+SCRIPT = Path(__file__).with_name("loader_script.py")
+
+
+@pytest.fixture(scope="module")
+def project(render: Callable[..., Path]) -> Path:
+    return render({"package": "digits"}, name="digits")
+
+
+def torchrun(project: Path, *arguments: str, ranks: int, **variables: str) -> str:
+    """The output of the script under torchrun; fails the test with it unless all ranks end well."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    environment |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", str(SCRIPT), *arguments]
+    ended = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def read(project: Path) -> dict[str, list[Any]]:
+    """Scenario -> what each of three ranks has seen."""
+    output = torchrun(project, "streams", ranks=3, LOADER_S="60")
+    seen: dict[str, list[Any]] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    return seen | {"output": [output]}
+
+
+def samples(ranks: list[list[list[int]]]) -> list[int]:
+    return sorted(sample for batches in ranks for batch in batches for sample in batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_stream_is_shared_by_all_ranks(read: dict[str, list[Any]], workers: int) -> None:
+    padded = read[f"one stream, pad, {workers} workers"]
+    assert {len(batches) for batches in padded} == {5}
+    assert padded[1][:2] == [[1, 4], [7, 10]], "sample i is for rank i % 3"
+    assert samples(padded) == sorted([*range(26), 2]), "each once; rank 2, which had none left, repeats its first"
+    dropped = read[f"one stream, drop, {workers} workers"]
+    assert {len(batches) for batches in dropped} == {4}
+    assert samples(dropped) == list(range(24))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+def test_a_resumed_stream_goes_on_at_the_right_sample(read: dict[str, list[Any]], uneven: str, workers: int) -> None:
+    how = f"{uneven}, {workers} workers"
+    for rank, batches in enumerate(read[f"resumed, {how}"]):
+        assert batches == read[f"one stream, {how}"][rank][2:]
+    other = samples(read[f"resumed from two ranks, {how}"])
+    assert other == list(range(8, 26)), "eight samples were used by two ranks; the rest divides by three"
+    for rank, batches in enumerate(read[f"own streams resumed, {how}"]):
+        assert batches == read[f"own streams, {how}"][rank][1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_of_unequal_length_make_equally_many_batches(read: dict[str, list[Any]], workers: int) -> None:
+    padded = read[f"own streams, pad, {workers} workers"]
+    assert {len(batches) for batches in padded} == {6}
+    assert set(samples(padded)) == {*range(5), *range(100, 109), *range(200, 212)}, "nothing is left out"
+    assert padded[0][3:] == [padded[0][0]] * 3, "the shortest repeats its first batch"
+    dropped = read[f"own streams, drop, {workers} workers"]
+    assert {len(batches) for batches in dropped} == {2}
+    assert len({*samples(dropped)}) == 12, "whole batches only, and none twice"
+
+
+def test_streams_that_should_be_equal_and_are_not_are_told(read: dict[str, list[Any]]) -> None:
+    for uneven, expected in (("pad", 6), ("drop", 3)):
+        assert {len(b) for b in read[f"streams that should be equal, {uneven}, 0 workers"]} == {expected}
+    assert "the ranks do not read the same stream" in read["output"][0]
+
+
+def test_evaluation_sees_each_sample_once_and_polls_equally_often(read: dict[str, list[Any]]) -> None:
+    assert samples(read["evaluation"]) == [*range(5), *range(100, 109), *range(200, 212)]
+    assert read["polls"] == [[7, 7, 7]] * 3
+
+
+def test_a_stop_in_mid_epoch_comes_at_the_same_step(read: dict[str, list[Any]]) -> None:
+    assert len({steps for steps, _ in read["stopped"]}) == 1
+    assert {reason for _, reason in read["stopped"]} == {"SIGTERM on rank 1 (n1)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nothing for rank 1", r"no batch at all for rank 1 \(n1\)"),
+        ("lengths differ", r"number of training samples differs .*rank 2 \(n1\): 22(.|\n)*the same files"),
+        ("stream lengths differ", r"number of training samples differs (.|\n)*sharded=True"),
+        ("an empty part", r"the stream of training samples is empty on rank 0 \(n1\)"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], name: str, says: str) -> None:
+    assert {kind for kind, _ in read[name]} <= {"uneven_inputs"}
+    assert all(re.search(says, text) for _, text in read[name]), read[name]
+    assert len(read[name]) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "says"),
+    [
+        ("worker-raise", "rank_exception", r"UNIT \d+ of DATA \(worker 0\): InjectedFault"),
+        ("worker-hang", "dataloader_stalled", r"DATA \(worker 0 at UNIT \d+\): DataLoader timed out after 8 seconds"),
+        ("worker-kill", "dataloader_worker_died", r"DATA \(worker 0 at UNIT \d+, signal 9: Killed\)"),
+        ("worker-shm", "shm_exhausted", r"DATA \(worker 0 at UNIT \d+, signal 7: Bus error\)"),
+        ("worker-files", "fd_exhausted", r"DATA \(worker 0 at UNIT \d+"),
+    ],
+)
+@pytest.mark.parametrize(("data", "start_method"), [("map", "forkserver"), ("stream", "fork")])
+def test_the_worker_at_fault_is_named(
+    project: Path, kind: str, expected: str, says: str, data: str, start_method: str
+) -> None:
+    variables = {"DDP_FAULTS": f"{kind}@step=10", "DATA": data, "START_METHOD": start_method}
+    variables["LOADER_S"] = "8" if kind == "worker-hang" else "60"  # the workers' own start counts, too
+    output = torchrun(project, "fault", ranks=1, **variables)
+    unit, name = ("index", "Squares") if data == "map" else ("sample", "Numbers")
+    pattern = says.replace("UNIT", unit).replace("DATA", name)
+    found = re.search(rf"(\w+) \| rank 0 \(n1\) could not read {pattern}", output)
+    assert found, output
+    assert found[1] == expected, output

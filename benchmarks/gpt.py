@@ -53,7 +53,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        result: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return result
 
 
 class Gpt(nn.Module):

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def main() -> None:
     bare = bare_step(part, model, optimizer, data, joined, options.batch_size)
     hardened = hardened_step(part, model, optimizer, data, joined, options.batch_size, scratch)
     times: dict[str, list[float]] = {"bare": [], "hardened": []}
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         times["bare"].append(block(bare, options.steps, joined))
-        monitor = part("ddp.monitor").Monitor(joined, scratch, heartbeat_s=1)
+        # A prefix of its own in the store: the last monitor's keys are still there.
+        place = replace(joined.place, attempt=1000 + number)
+        monitor = part("ddp.monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=1)
         dist.barrier()
         monitor.start()
         times["hardened"].append(block(hardened, options.steps, joined))
@@ -122,7 +125,8 @@ def hardened_step(
 ) -> Step:
     """The body of the generated train.py, with its agreement, phases, loader, metrics and skipped non-finite steps."""
     heartbeat, metrics, loader = part("ddp.heartbeat"), part("ddp.metrics"), part("ddp.loader")
-    flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings(), scratch / "stop")
+    flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings())
+    flags.stop_file = scratch / "stop"
     agreement = part("ddp.agree").Agreement(joined, flags)
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
     feed = loader.endless(

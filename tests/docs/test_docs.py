@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -49,6 +50,12 @@ def rows(markdown: str) -> list[list[str]]:
 def codes(cell: str) -> list[str]:
     """What stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)
+
+
+def outcomes(cell: str) -> set[str]:
+    """The outcomes in a cell that holds nothing else: `failed or stalled`."""
+    words = set(cell.replace("`", "").split(" or "))
+    return words if words <= OUTCOMES else set()
 
 
 # ------------------------------------------------------------------------------------------------------ the site
@@ -218,14 +225,24 @@ def test_preset_fields_are_those_of_the_schema() -> None:
 # ------------------------------------------------------------------------------------------- the generated project
 
 SETTING = re.compile(r"(run|train|model|data|eval|sample|loader|checkpoint|log|clocks|preempt)\.[a-z_]+")
-SHOW_SETTINGS = """
-import json, sys
+DESCRIBE = """
+import json
 from demo.config import Settings
-from demo.ddp import faults, settings as s
-rows = s.effective(*s.load(Settings, []))
+from demo.ddp import clocks, errors, faults, settings as s
 paths = [list(path) for path in s._fields(Settings)]
-variables = [s.variable(Settings, path) for path in paths] + sorted(s.OTHER_VARIABLES)
-print(json.dumps([{name: value for name, value, _ in rows}, variables, list(faults.KINDS), faults.DEFAULTS]))
+defaults = {name: value for name, value, _ in s.effective(*s.load(Settings, []))}
+missing = {".".join(path) for path in paths} - set(defaults)
+print(json.dumps({
+    "settings": defaults | {name: str(getattr(clocks.Clocks(), name.split(".")[1])) for name in missing},
+    "variables": [s.variable(Settings, path) for path in paths] + sorted(s.OTHER_VARIABLES),
+    "clocks": list(clocks.Clocks.model_fields),
+    "limits": clocks.PHASES,
+    "codes": errors.OUTCOMES,
+    "kinds": list(faults.KINDS),
+    "worker_kinds": list(faults.WORKER_KINDS),
+    "options": faults.DEFAULTS,
+    "phases": faults.PHASES,
+}))
 """
 
 
@@ -235,25 +252,24 @@ def project(render: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def described_by_code(project: Path) -> list[Any]:
-    """Effective settings by name, the variables that are read, kinds of faults, options of faults."""
+def described_by_code(project: Path) -> dict[str, Any]:
+    """Settings, variables, clocks, phases, exit codes and faults. A setting that is an empty mapping has no row."""
     pytest.importorskip("torch", reason="the settings are in modules that import it")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     environment["PYTHONPATH"] = str(project / "src")
-    command = [sys.executable, "-c", SHOW_SETTINGS]
+    command = [sys.executable, "-c", DESCRIBE]
     shown = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
-    return list(json.loads(shown.stdout))
+    return dict(json.loads(shown.stdout))
 
 
-def test_settings_and_their_defaults_are_those_of_a_rendered_project(described_by_code: list[Any]) -> None:
-    settings: dict[str, str] = described_by_code[0]
+def test_settings_and_their_defaults_are_those_of_a_rendered_project(described_by_code: dict[str, Any]) -> None:
     table = [row for row in rows(text("settings.md")) if SETTING.fullmatch(codes(row[0])[0])]
-    assert {codes(row[0])[0]: (codes(row[1]) or [""])[0] for row in table} == settings
+    assert {codes(row[0])[0]: (codes(row[1]) or [""])[0] for row in table} == described_by_code["settings"]
 
 
-def test_settings_and_variables_named_anywhere_exist(described_by_code: list[Any]) -> None:
-    settings, variables = described_by_code[:2]
-    for page in DOCS.glob("*.md"):
+def test_settings_and_variables_named_anywhere_exist(described_by_code: dict[str, Any], project: Path) -> None:
+    settings, variables = described_by_code["settings"], described_by_code["variables"]
+    for page in [*DOCS.glob("*.md"), project / "README.md"]:
         words = page.read_text(encoding="utf-8")
         named = [code for code in codes(words) if SETTING.fullmatch(code)]
         named += re.findall(r"--((?:[a-z]+)\.[a-z_]+)", words)
@@ -264,16 +280,70 @@ def test_settings_and_variables_named_anywhere_exist(described_by_code: list[Any
         assert not set(named) - set(variables), f"{page.name}: nothing reads {set(named) - set(variables)}"
 
 
-def test_faults_are_those_of_the_code(described_by_code: list[Any]) -> None:
-    kinds, defaults = described_by_code[2:]
-    table = rows(section("development.md", "## Fault injection"))
-    assert sorted(name for row in table if len(row) == 2 for name in codes(row[0])) == sorted(kinds)
-    assert {codes(row[0])[0]: codes(row[1])[0] for row in table if len(row) == 3} == defaults
+def test_the_readme_of_a_project_has_every_clock(described_by_code: dict[str, Any], project: Path) -> None:
+    described = {name for row in rows((project / "README.md").read_text()) for name in codes(row[0])}
+    assert described >= {f"clocks.{name}" for name in described_by_code["clocks"]}
+
+
+def test_faults_are_those_of_the_code(described_by_code: dict[str, Any]) -> None:
+    tables = re.split(r"^(?=\| (?:kind|option) )", section("faults.md", "## DDP_FAULTS"), flags=re.MULTILINE)
+    ranks, workers, options = tables[1:]
+    assert sorted(name for row in rows(ranks) for name in codes(row[0])) == sorted(described_by_code["kinds"])
+    assert sorted(name for row in rows(workers) for name in codes(row[0])) == sorted(described_by_code["worker_kinds"])
+    assert {codes(row[0])[0]: codes(row[1])[0] for row in rows(options)} == described_by_code["options"]
+
+
+def test_the_matrix_is_that_of_the_project(project: Path) -> None:
+    """Each row of cases.yaml says where it is run; the rows without a case need two hosts."""
+    cases = yaml.safe_load((project / "tests/matrix/cases.yaml").read_text())
+    described = {int(row[0]): set(codes(row[3])) for row in rows(section("faults.md", "### What each row must do"))}
+    assert set(described) == set(range(23))
+    for number, places in described.items():
+        mine = [case for case in cases if case["row"] == number]
+        assert ("cpu" in places) == bool(mine), f"row {number}"
+        assert ("cuda" in places) == any(case.get("gpu") for case in mine), f"row {number}"
+        assert mine or places == {"slurm"}, f"row {number}"
+
+    shown = subprocess.run(
+        [sys.executable, "tests/matrix/run.py", "--help"], cwd=project, capture_output=True, text=True, check=True
+    ).stdout
+    options = {row[0].strip("`") for row in rows(section("faults.md", "## The matrix")) if row[0].startswith("`--")}
+    assert options == set(re.findall(r"^  (--[a-z]+)", shown, re.MULTILINE))
+
+
+# --------------------------------------------------------------------------------------------------- when it fails
+
+
+def test_every_clock_has_its_row(described_by_code: dict[str, Any]) -> None:
+    settings = described_by_code["settings"]
+    table = {codes(row[0])[0]: codes(row[1])[0] for row in rows(section("when-it-fails.md", "## Clocks"))}
+    assert table == {f"clocks.{name}": settings[f"clocks.{name}"] for name in described_by_code["clocks"]}
+
+
+def test_every_phase_has_its_row(described_by_code: dict[str, Any], project: Path) -> None:
+    """Those that faults and limits may name, and those that the code enters."""
+    described = [codes(row[0])[0] for row in rows(section("when-it-fails.md", "## Phases"))]
+    assert sorted(described) == sorted([*described_by_code["phases"], "guard:<name>", "wait:<name>"])
+    assert set(described_by_code["limits"]) < set(described)
+    entered = {
+        name
+        for path in (project / "src/demo").rglob("*.py")
+        for name in re.findall(r'\bphase\(f?"([^"{]+)', path.read_text())
+    }
+    assert entered <= set(described) | {"guard:", "wait:", "name"}, entered
+
+
+def test_every_exit_code_has_its_row(described_by_code: dict[str, Any]) -> None:
+    exist = set(described_by_code["codes"].items())
+    table = rows(section("when-it-fails.md", "## Exit codes"))
+    assert {(codes(row[0])[0], codes(row[1])[0]) for row in table} == exist
+    assert len(table) == len(exist)
+    assert {(row[0], row[1]) for row in rows(section("launching.md", "## Exit codes"))} == exist
 
 
 def test_the_tour_names_every_file(project: Path) -> None:
     tour = text("tour.md")
-    slurm_only = {"train.sbatch", "task.sh"}
+    slurm_only = {"train.sbatch", "task.sh", "node.sh"}
     for folder in ("src/demo", "src/demo/ddp", "launch", "launch/env", "configs"):
         names = {path.name for path in (project / folder).iterdir() if path.is_file()} - {"__init__.py"}
         missing = {name for name in names if name not in tour}
@@ -320,7 +390,7 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
         return {name for row in rows(section("run-directory.md", heading)) for name in codes(row[0])}
 
     outcome = json.loads((runs / "hang" / "outcome.json").read_text())
-    names = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if row[1] not in OUTCOMES}
+    names = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if not outcomes(row[1])}
     assert names == set(outcome)
 
     events = [json.loads(line) for line in (runs / "first" / "attempts.jsonl").read_text().splitlines()]
@@ -335,22 +405,36 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
     assert set(manifest["counters"]) == {"step", "epoch", "used", "evaluated", "sampled", "saved"}
 
 
-def test_kinds_are_those_of_the_code(project: Path) -> None:
-    """Both ways: what is assigned to `kind`, or is the kind of a reason to stop, of a verdict or of a ConfigError."""
+def kinds_in(project: Path) -> set[str]:
+    """What is assigned to `kind`, or is the kind of a reason to stop, a cause of data, a verdict or a ConfigError."""
     arguments = {"Verdict": slice(1, 2), "_verdict": slice(0, 1), "ConfigError": slice(2, 3)}
-    kinds: set[object] = set()
+    kinds: set[str] = set()
     for path in (project / "src/demo/ddp").glob("*.py"):
         source = path.read_text()
         for node in ast.walk(ast.parse(source)):
             values: list[ast.expr] = []
-            if isinstance(node, ast.Assign) and "kind" in ast.unparse(node.targets[0]) and "Verdict" in source:
+            target = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+            if (path.name, target) in (("preempt.py", "KINDS"), ("fetch.py", "CAUSES")):
+                assert isinstance(node, ast.Assign)
+                assert isinstance(node.value, ast.Dict)  # how a reason begins -> kind; kind -> what tells it
+                given = node.value.values if target == "KINDS" else node.value.keys
+                values = [value for value in given if value is not None]
+            elif isinstance(node, ast.Assign) and "kind" in target and "Verdict" in source:
                 values = [node.value]
-            elif path.name == "preempt.py" and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KINDS":
-                assert isinstance(node.value, ast.Dict)  # how a reason to stop begins -> kind
-                values = node.value.values
             elif isinstance(node, ast.Call):
                 values = node.args[arguments.get(ast.unparse(node.func), slice(0))]
             strings = {part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)}
             kinds |= {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z0-9_]+", text)}
-    described = {codes(row[0])[0] for row in rows(section("run-directory.md", "## outcome.json")) if row[1] in OUTCOMES}
-    assert described == kinds
+    return kinds
+
+
+def test_kinds_are_those_of_the_code(project: Path) -> None:
+    """Both ways, in three places; and the two pages agree on the outcomes of each."""
+    reference, advice = (
+        {(codes(row[0])[0], *sorted(outcomes(row[1]))) for row in rows(section(*place)) if outcomes(row[1])}
+        for place in (("run-directory.md", "## outcome.json"), ("when-it-fails.md", "## Kinds"))
+    )
+    assert reference == advice
+    assert {row[0] for row in reference} == kinds_in(project)
+    readme = (project / "README.md").read_text().partition("Its `kind` is one of")[2].partition(".\n")[0]
+    assert set(codes(readme)) - {"kind"} >= kinds_in(project)

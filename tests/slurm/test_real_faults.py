@@ -105,7 +105,7 @@ def test_a_stop_file_stops_and_is_the_end(train: Train, timed: Timed) -> None:
 
 
 def test_the_end_of_the_allocation_by_the_clock_alone(train: Train, uninterrupted: Any) -> None:
-    job = train(["--preempt.before_end_s", "580"], options=["--time=10"], DDP_FAULTS=slow(), LAUNCHER="torchrun")
+    job = train(["--preempt.before_end_s", "580"], options=["--time=10"], DDP_FAULTS=slow())
     outcome = outcome_of(job)  # of its ten minutes it may train for 20 s
     assert named(outcome)[:3] == ("stopped", 75, "time_limit"), job.output()
     result = job.wait()
@@ -114,9 +114,10 @@ def test_the_end_of_the_allocation_by_the_clock_alone(train: Train, uninterrupte
 
 
 @pytest.mark.slow
-def test_the_time_limit_by_the_signal_of_slurm(train: Train, uninterrupted: Any, launcher: str) -> None:
+def test_the_time_limit_by_the_signal_of_slurm(train: Train, uninterrupted: Any) -> None:
+    """Under torchrun; with srun as the launcher it is shown by the stand-in, in test_train_sbatch.py."""
     options = ["--time=2", "--signal=B:USR2@30"]  # 30 to 90 s after the start
-    job = train(["--preempt.before_end_s", "0"], options=options, DDP_FAULTS=slow(1), LAUNCHER=launcher)
+    job = train(["--preempt.before_end_s", "0"], options=options, DDP_FAULTS=slow(1), LAUNCHER="torchrun")
     result = job.wait(200)
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
     assert "got SIGUSR2: asking the ranks to stop" in result.output, everything(result)
@@ -213,7 +214,7 @@ def test_the_host_of_rank_0_dies(allocate: Callable[..., Any], real_project: Pat
 # ------------------------------------------------------------------------------------------------------------ the start
 RENDEZVOUS = {
     # what one of two ranks is started with -> outcome, exit code, kind, and what is said
-    "port in use": ("", "config", 78, "launcher_misconfig", "port tn1:{port} is in use already"),
+    "port in use": ("", "config", 78, "port_in_use", "port tn1:{port} is in use already"),
     "wrong MASTER_ADDR": (
         "[ $RANK = 0 ] || MASTER_ADDR=10.78.0.99",
         "stalled",

@@ -19,6 +19,7 @@ class Case(BaseModel, extra="forbid", frozen=True):
     name: str
     faults: str = ""  # DDP_FAULTS
     kind: str = "benign"  # of the outcome
+    or_kind: str = ""  # this is right as well: what can be told depends on the backend
     ranks: list[int] | None = None  # the first ranks of the outcome; None: it cannot be told, or nobody is to blame
     code: int | None = None  # of the outcome; by default what the kind has, or any but 0 for what may also hang
     deadline: str = ""  # the clock that rings, counted from the fault; empty: the fault itself

@@ -77,7 +77,22 @@ def states(store: dist.Store, ranks: Iterable[int]) -> list[dict[str, Any]]:
     return [json.loads(text) for text in values(store, [f"state/{rank}" for rank in ranks]) if text]
 
 
-def blank(rank: int, host: str) -> dict[str, Any]:
+def answers(
+    store: dist.Store, number: int, hosts: Sequence[str], wait_s: float, pause_s: float, dead: Sequence[int] = ()
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """The states of all ranks after the news `number`, or their last ones, and the ranks that have not answered.
+
+    Nobody waits for those that are known to be `dead`.
+    """
+    deadline, silent, known = time.monotonic() + wait_s, list(range(len(hosts))), dict[int, dict[str, Any]]()
+    while not set(silent) <= set(dead) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        known |= {state["rank"]: state for state in states(store, silent)}
+        silent = [rank for rank in silent if rank not in known or known[rank]["news"] < number]
+    return [known.get(rank) or _blank(rank, host) for rank, host in enumerate(hosts)], silent
+
+
+def _blank(rank: int, host: str) -> dict[str, Any]:
     """The state of a rank that has never published one."""
     counts = dict.fromkeys(("step", "age_s", "collectives", "control", "open", "asked"), 0)
     texts = {"phase": "init", "note": "no heartbeat yet", "waits": "", "recent": [], "phase_s": {}}

@@ -104,13 +104,12 @@ def set_aside(joined: Dist, run_dir: Path) -> None:
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
-    # The names of host and process keep two jobs apart that write to one run: a requeued one and its predecessor.
+    # Named by host and process: a requeued job may meet its predecessor.
     aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        aside.mkdir(parents=True)
         state = aside / "state.pt"
         with open(state, "wb") as file:
             torch.save(payload, file)

@@ -7,12 +7,10 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,11 +19,12 @@ from typing import IO, Any, NoReturn
 import torch.distributed as dist
 
 from . import outcome, report
-from .board import post, states
+from .board import post
 from .heartbeat import snapshot
 from .ledger import last_entry
 from .logs import say_last, silence_console
 from .setup import Dist
+from .siblings import Siblings
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
@@ -111,7 +110,7 @@ def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: b
     """The author, and the rank that serves the store, leave last, so that all others can still read the verdict."""
     try:
         if verdict.kind == "rank_killed":
-            _kill_suspended(joined, store, verdict.first_ranks or [])
+            Siblings(joined, store).kill(verdict.first_ranks or [])
         store.add("left", 1)
         deadline = time.monotonic() + 5 * joined.clocks.beat_s
         while (author or joined.rank == 0) and time.monotonic() < deadline:
@@ -123,28 +122,13 @@ def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: b
     os._exit(verdict.exit_code)
 
 
-def _kill_suspended(joined: Dist, store: dist.Store, ranks: Iterable[int]) -> None:
-    """A suspended sibling on this host would hold up the launcher (torchrun waits 30 s for it)."""
-    for state in states(store, ranks):
-        if state["host"] == joined.place.host and _parent_of(state["pid"]) == os.getppid():
-            os.kill(state["pid"], signal.SIGKILL)
-
-
-def _parent_of(pid: int) -> int | None:
-    """Parent process id, or None without such a process or /proc: never signal a stranger that got the id since."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def last_words(run_dir: Path, rank: int) -> str:
     """What the interpreter of `rank` has written about its own end in this attempt: a crash, or a GIL held too long."""
     try:
         text = (run_dir / "stacks" / f"rank{rank}.txt").read_text(errors="replace")
     except OSError:
         return ""
-    return text.rpartition("=== attempt ")[2][-8000:]
+    return text.rpartition("=== attempt ")[2].partition("\n")[2][-8000:]
 
 
 def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:

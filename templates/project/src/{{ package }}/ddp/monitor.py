@@ -9,18 +9,20 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import torch.distributed as dist
 
-from .board import Beats, beat_interval, blank, post, send_beat, states
+from .board import Beats, answers, beat_interval, post, send_beat
 from .clocks import seconds
 from .ending import add_last_entry, end, last_words, write_heartbeat
 from .errors import STALLED
 from .heartbeat import beat, line, snapshot
 from .ledger import ledger
 from .setup import Dist, connect_store
-from .verdict import Judge, Verdict, judge, stragglers
+from .siblings import Siblings
+from .stragglers import compare_ranks, tell
+from .verdict import Judge, State, Verdict, judge
 
 log = logging.getLogger("ddp")
 
@@ -52,12 +54,12 @@ class Monitor:
         # Rank 0 watches everyone, a few watch rank 0: work that grows with the number of ranks, not its square.
         watched = range(1, size) if self._rank == 0 else range(int(self._rank % max(1, size // WATCHERS) == 0))
         self._others = Beats(self._store, watched, self._clocks.silent_s)
+        self._siblings = Siblings(joined, self._store)
         self._beats = self._beat_slot = self._look_slot = self._heard = 0
-        self._spoke, self._compared = time.monotonic(), time.monotonic()
+        self._spoke = self._compared = time.monotonic()
         self._answer_by = float("inf")  # until when the request under way must be answered
         self._stopping, self._failing = threading.Event(), threading.Event()
-        self._previous: list[dict[str, Any]] = []  # states at the last comparison
-        self._gone = 0  # ranks that cannot be waited for
+        self._gone, self._previous = 0, list[State]()  # ranks not to wait for; states at the last comparison
         works = [self._watch, self._guard, *([self._listen] if size > 1 else [])]
         self._threads = [threading.Thread(target=work, name=f"monitor{work.__name__}", daemon=True) for work in works]
 
@@ -95,30 +97,26 @@ class Monitor:
             raise
 
     def _ask(self, judge: Judge) -> Verdict:
-        beat_s, text, number = self._clocks.beat_s, f"diagnose {self._rank} {time.monotonic_ns()}", self._heard + 1
+        size, text, number = self._joined.world_size, f"diagnose {self._rank} {time.monotonic_ns()}", self._heard + 1
+        wait_s = 3 * self._clocks.beat_s + size / 1000  # a server and a reader take their time for many answers
         if self._store.compare_set(f"news/{number}", "", text).decode() != text:
-            time.sleep(10 * beat_s)  # another rank was first: its verdict ends this process in here, unless it dies
+            time.sleep(3 * wait_s)  # another rank was first: its verdict ends this process in here, unless it dies
             number = post(self._store, text)
         self._publish(self._store, number)
-        deadline, silent = time.monotonic() + 3 * beat_s, list(everyone := range(self._joined.world_size))
-        while silent and time.monotonic() < deadline:
-            time.sleep(beat_s / 5)
-            known = {state["rank"]: state for state in states(self._store, everyone)}
-            silent = [rank for rank in everyone if rank not in known or known[rank]["news"] < number]
-        answers = [known.get(rank) or blank(rank, host) for rank, host in enumerate(self._joined.hosts)]
+        found, silent = answers(self._store, number, self._joined.hosts, wait_s, wait_s / 15, self._siblings.dead())
         self._gone = len(silent)
         for rank in silent[:16]:
-            add_last_entry(answers[rank], self._run_dir)
-        return judge(answers, silent, {rank: last_words(self._run_dir, rank) for rank in silent[:16]})
+            add_last_entry(found[rank], self._run_dir)
+        return judge(found, silent, {rank: last_words(self._run_dir, rank) for rank in silent[:16]})
 
     def _watch(self) -> None:
-        beat_s, silent_s = self._clocks.beat_s, self._clocks.silent_s
+        beat_s, silent_s, size = self._clocks.beat_s, self._clocks.silent_s, self._joined.world_size
         while not self._stopping.wait(beat_s - time.time() % beat_s):  # all ranks wake together
             try:
                 self._answer_by = time.monotonic() + silent_s
                 wrong = self._tick()
-                self._answer_by = time.monotonic() + silent_s + 15 * beat_s if wrong else float("inf")
-                if wrong:
+                self._answer_by = time.monotonic() + silent_s + 15 * beat_s + size / 200 if wrong else float("inf")
+                if wrong and not self._stopping.is_set():
                     self.fail(self.diagnose())
                 if time.monotonic() - self._spoke >= self._heartbeat_s:
                     self._speak()
@@ -138,6 +136,8 @@ class Monitor:
             self._look_slot = look
             if self._others.silent():
                 return True
+        if self._siblings.dead():
+            return True
         with beat.lock:
             phase, age_s = beat.phase, time.monotonic() - beat.progress_at
             longest = beat.longest.get(phase, 0.0) if beat.pace.settled else None
@@ -151,7 +151,8 @@ class Monitor:
                 news, self._heard = self._news.get(key).decode(), self._heard + 1
                 if news == "verdict":
                     self.fail(Verdict(**json.loads(self._news.get("verdict"))), mine=False, store=self._news)
-                if news == "bye":
+                if news == "bye":  # all ranks have met for the last time, so nobody needs watching any more
+                    self._stopping.set()
                     return
                 self._publish(self._news)
         except RuntimeError as error:
@@ -189,12 +190,11 @@ class Monitor:
         self._spoke = time.monotonic()
         log.info("%s", line(snapshot(self._rank, self._joined.place.host)), extra={"file_only": self._rank != 0})
         write_heartbeat(self._joined, self._run_dir)
-        if self._spoke - self._compared < self._heartbeat_s * ((size := self._joined.world_size) // 1000):
-            return  # large jobs compare ranks less often
-        self._compared = self._spoke
-        self._publish(self._store)
-        if self._rank == 0 and size > 1:
-            now = states(self._store, range(size))
-            for text in stragglers(self._previous, now) if len(now) == len(self._previous) else []:
-                log.warning("%s", text)
-            self._previous = now
+        slow = beat.pace.take_notes()
+        if self._spoke - self._compared >= self._heartbeat_s * (self._joined.world_size // 1000):  # large jobs: rarely
+            self._compared = self._spoke
+            self._publish(self._store)
+            if self._rank == 0:
+                lines, self._previous = compare_ranks(self._store, self._joined.world_size, self._previous)
+                slow += lines
+        tell(self._run_dir, self._rank, slow)

@@ -70,7 +70,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     origin: dict[str, str] = {}
     for layer, values in layers:
         for path, value in _leaves(values):
-            origin[".".join(path)] = f"{variable(settings_class, path)}" if layer == "environment" else layer
+            origin[".".join(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
             target = merged
             for key in path[:-1]:
                 target = target.setdefault(key, {})

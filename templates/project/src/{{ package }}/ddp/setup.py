@@ -76,7 +76,7 @@ def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
         raise RunFailed(f"{unreachable}whatever listens there does not answer, so it is another program") from None
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors
         if is_server and (os.strerror(errno.EADDRINUSE) in str(error) or "EADDRINUSE" in str(error)):
-            raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT") from error
+            raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT", "port_in_use") from error
         problem = f"{unreachable}rank 0 did not start, MASTER_ADDR is wrong, or a firewall closes the port"
         raise RunFailed(problem) from error
     return dist.PrefixStore(f"attempt{place.attempt}", store)

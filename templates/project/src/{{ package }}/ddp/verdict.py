@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .errors import FAILED, OUTCOMES, STALLED, STOPPED
-from .heartbeat import WAITING, WAITING_FILES
+from .heartbeat import WAITING_FILES
 from .ledger import Entry, first_difference, minority
 
 State = Mapping[str, Any]  # what heartbeat.snapshot() returns
@@ -105,7 +104,9 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
 
 def _mismatched(states: Sequence[State], rank: int, trace: str) -> Verdict:
     """gloo ends the process that receives more than it expects (SIGABRT); the other side only loses a connection."""
-    lines = [line.strip() for line in trace.splitlines() if "File" in line and "/torch/" not in line]
+    main = trace.rpartition("Thread 0x")[2]  # the main thread comes last
+    lines = [line.strip() for line in main.splitlines() if "File" in line]
+    lines = [line for line in lines if "/torch/" not in line and "/ddp/" not in line]
     found = first_difference([_recent(state) for state in states])
     each = found[0] if found else ", ".join(f"last of rank {state['rank']}: {_last(state)}" for state in states[:6])
     state = states[rank]
@@ -178,22 +179,3 @@ def _verdict(
 
 
 Judge = Callable[[Sequence[State], Sequence[int], Mapping[int, str]], Verdict]
-
-
-def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 2.0) -> list[str]:
-    """Lines about ranks that spent `factor` times the others' median in a phase between two rounds of heartbeats.
-
-    Phases in which a rank waits for others are left out: there the innocent ranks are the slow ones.
-    """
-    lines = []
-    names = {name for state in after for name in state["phase_s"] if not name.startswith(WAITING)}
-    for name in sorted(names):
-        totals = [[state["phase_s"].get(name, 0.0) for state in states] for states in (before, after)]
-        spent = [new - old for old, new in zip(*totals, strict=True)]
-        # Without the longest: for every rank above the median that is the median of the others, sorted once for all.
-        usual = statistics.median(sorted(spent)[:-1])
-        for state, seconds in zip(after, spent, strict=True):
-            if seconds > factor * usual and seconds > 1.0:
-                who = f"rank {state['rank']} ({state['host']})"
-                lines.append(f"straggler: {who} spent {seconds:.1f} s in {name}, the others {usual:.1f} s (median)")
-    return lines

@@ -156,7 +156,12 @@ def main() -> None:
 
 
 def block(step: Callable[[], None], steps: int, joined: Any) -> float:
-    """Mean seconds of a step, synchronised at both ends only."""
+    """Mean seconds of a step, synchronised at both ends only.
+
+    A few steps before do not count: in them the agreement finds its pace again, after a pause that is no training.
+    """
+    for _ in range(8):
+        step()
     gc.collect()
     synchronize(joined)
     dist.barrier()

@@ -85,6 +85,7 @@ def part(package: str, name: str) -> Any:
 def rank0(package: str, ranks: int, seconds: float, answer: Any) -> None:
     """Serve, watch, measure, diagnose; send the row."""
     raise_limit()
+    parent = os.getppid()
     clocks, setup = part(package, "clocks").Clocks(), part(package, "setup")
     place = part(package, "env").Place("slurm", 0, 0, ranks, 8, "n0", "127.0.0.1", free_port(), 0, agent_store=False)
     store = setup.connect_store(place, clocks, serve=True)
@@ -104,6 +105,8 @@ def rank0(package: str, ranks: int, seconds: float, answer: Any) -> None:
         while time.monotonic() - began < max(seconds, HEARTBEAT_S * (ranks // 1000)):  # as often as ranks are compared
             time.sleep(1)
             heartbeat.progress()
+            if os.getppid() != parent:  # interrupted: the others end when the store goes
+                os._exit(1)
         after, took = usage(), time.monotonic() - began
         spent = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in before}
         memory = resident() - memory

@@ -1,5 +1,7 @@
 # shellcheck shell=bash
-# Sourced by the other launch scripts: functions only. The current directory is the project.
+# Sourced by the other launch scripts. The current directory is the project.
+
+this_host=$(uname -n) # not HOSTNAME: where that is set in the environment, bash keeps it, and it is the login node's
 
 say() { printf '[launch] %s\n' "$*" >&2; }
 
@@ -63,12 +65,12 @@ use_gloo_interface() {
   local address='' name=''
   [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null && command -v getent >/dev/null || return 0
   address=$(getent ahosts "$1" | awk 'NR == 1 { print $1 }') || true
-  [ -n "$address" ] || refuse "$1 cannot be resolved on $HOSTNAME" "set MASTER_ADDR to what every node can resolve"
+  [ -n "$address" ] || refuse "$1 cannot be resolved on $this_host" "set MASTER_ADDR to what every node can resolve"
   # On the master itself, the route to its own address would be lo.
   name=$(ip -o address show to "$address" | awk 'NR == 1 { print $2 }') || true
   [ -n "$name" ] || name=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
   if [ "$name" = lo ] && [ "$2" -gt 1 ]; then
-    say "warning: on $HOSTNAME, $1 is the loopback address $address; if gloo cannot connect, set GLOO_SOCKET_IFNAME"
+    say "warning: on $this_host, $1 is the loopback address $address; if gloo cannot connect, set GLOO_SOCKET_IFNAME"
   elif [ -n "$name" ]; then
     export GLOO_SOCKET_IFNAME="$name"
   fi
@@ -88,5 +90,65 @@ wait_for() {
     code=0
     wait "$1" || code=$?
     [ -n "$interrupted" ] || return "$code"
+  done
+}
+
+# free_port FIRST: the first port from FIRST on that nothing on this host listens at.
+free_port() {
+  python - "$1" <<'PYTHON'
+import socket, sys
+first = int(sys.argv[1])
+for port in range(first, first + 100):
+    try:
+        socket.create_server(("", port)).close()  # with SO_REUSEADDR, as the store
+    except OSError:
+        print(f"[launch] port {port} is in use already, trying the next", file=sys.stderr)
+        continue
+    print(port)
+    break
+PYTHON
+}
+
+# start_torchrun OPTION...: begins torchrun in the background; `torchrun` is its process id.
+# --max-restarts 0: torchrun's own restarts reuse the store of the failed attempt (pytorch issue #167288). The launch
+# scripts begin each attempt with a new torchrun and a new store, which is in torchrun and not in rank 0: when rank 0
+# dies, the others can still say so. (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 would cure the first and undo the second, so
+# it is not set.) set -m gives it a process group of its own: Ctrl-C reaches the script only, which passes it on once.
+# SIGUSR1 and SIGUSR2 are for the ranks; they would end torchrun at once, and leave the ranks behind.
+start_torchrun() {
+  set -m
+  (
+    trap '' USR1 USR2
+    LAUNCHED_BY="$this_host.$$" exec python -m torch.distributed.run --max-restarts 0 "$@"
+  ) &
+  torchrun=$!
+  set +m
+}
+
+# Asks the ranks themselves to stop: torchrun would leave their checkpoint only 30 s. Before there are any, torchrun.
+stop_ranks() {
+  local ranks
+  ranks=$(pgrep -P "$torchrun" 2>/dev/null) || ranks=$torchrun
+  # shellcheck disable=SC2086 # a list of process ids
+  kill -TERM $ranks 2>/dev/null || true
+}
+
+# If torchrun itself was killed, its workers live on without it, each in its own session, and hold their GPUs.
+# They are known by a variable that only they inherit. 30 s of SIGTERM, in which they save a checkpoint, then SIGKILL.
+end_orphans() {
+  local signal=TERM orphans said='' deadline=$((SECONDS + 30))
+  while :; do
+    orphans=$(grep -lszxF "LAUNCHED_BY=$this_host.$$" /proc/[0-9]*/environ | tr -dc '0-9\n' || true)
+    [ -n "$orphans" ] || break
+    [ -n "$said" ] || say "torchrun on $this_host ended and left processes behind, ending them: ${orphans//$'\n'/ }"
+    said=1
+    [ "$SECONDS" -lt "$deadline" ] || signal=KILL
+    if [ "$SECONDS" -gt $((deadline + 30)) ]; then
+      say "error: these processes cannot be ended, look at their GPUs: ${orphans//$'\n'/ }"
+      return
+    fi
+    # shellcheck disable=SC2086 # a list of process ids
+    kill -"$signal" $orphans 2>/dev/null || true
+    sleep 0.2
   done
 }

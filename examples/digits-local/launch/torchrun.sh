@@ -8,8 +8,8 @@
 #   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   these and DDP_RUN__ID, on each node: several nodes without a scheduler
 #
 # Exit codes: 0 done, 1 failed, 70 stalled, 75 stopped with a checkpoint, 78 wrong configuration.
-# SIGTERM, SIGINT (Ctrl-C) or SIGHUP asks the ranks to save a checkpoint and stop. A second one makes torchrun end them,
-# after 30 s with SIGKILL.
+# SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR1 or SIGUSR2 asks the ranks to save a checkpoint and stop. A second one makes
+# torchrun end them, after 30 s with SIGKILL.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
@@ -62,42 +62,28 @@ if [ -z "${OMP_NUM_THREADS:-}" ]; then
   export OMP_NUM_THREADS=$((cores > nproc ? cores / nproc : 1))
 fi
 
-child=
+torchrun=
 stopping=
 interrupted=
-# The first signal goes to the ranks themselves: torchrun would leave their checkpoint only 30 s. The second goes to
-# torchrun. Never SIGKILL: torchrun would leave its workers behind.
+# The first signal goes to the ranks, the second to torchrun. Never SIGKILL: torchrun would leave its workers behind.
 stop() { # stop SIGNAL
-  local whom=torchrun pids=$child ranks=''
   interrupted=1
-  if [ -z "$stopping" ] && [ -n "$child" ]; then ranks=$(pgrep -P "$child" 2>/dev/null) || true; fi
-  [ -z "$ranks" ] || whom='the ranks' pids=$ranks
+  if [ -z "$torchrun" ]; then
+    say "got SIG$1"
+  elif [ -z "$stopping" ]; then
+    say "got SIG$1: asking the ranks to stop"
+    stop_ranks
+  else
+    say "got SIG$1: asking torchrun to stop"
+    kill -TERM "$torchrun" 2>/dev/null || true
+  fi
   stopping=1
-  say "got SIG$1: asking $whom to stop"
-  # shellcheck disable=SC2086 # a list of process ids
-  [ -z "$pids" ] || kill -TERM $pids 2>/dev/null || true
 }
 trap 'stop TERM' TERM
 trap 'stop INT' INT
 trap 'stop HUP' HUP
-
-# If torchrun itself was killed, its workers live on without it, each in its own session, and hold their GPUs.
-# They are known by a variable that only they inherit.
-end_orphans() {
-  local signal=TERM orphans deadline=$((SECONDS + 30))
-  while :; do
-    orphans=$(grep -lszxF "LAUNCHED_BY=$HOSTNAME.$$" /proc/[0-9]*/environ | tr -dc '0-9\n' || true)
-    [ -n "$orphans" ] || break
-    [ "$SECONDS" -lt "$deadline" ] || signal=KILL
-    if [ "$SECONDS" -gt $((deadline + 30)) ]; then
-      say "error: these processes cannot be ended, look at their GPUs: ${orphans//$'\n'/ }"
-      return
-    fi
-    # shellcheck disable=SC2086 # a list of process ids
-    kill -"$signal" $orphans 2>/dev/null || true
-    sleep 0.2
-  done
-}
+trap 'stop USR1' USR1
+trap 'stop USR2' USR2
 
 attempt=${DDP_ATTEMPT:-0}
 restarts=0
@@ -105,21 +91,13 @@ while :; do
   export DDP_ATTEMPT=$attempt
   [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
-  # --max-restarts 0: torchrun's own restarts reuse the store of the failed attempt (pytorch issue #167288). Here each
-  # attempt has a new torchrun and a new store, which is in torchrun and not in rank 0: when rank 0 dies, the others can
-  # still say so. (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 would cure the first and undo the second, so it is not set.)
   # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
-  # set -m gives it a process group of its own: Ctrl-C reaches this script only, which passes it on once.
-  set -m
-  LAUNCHED_BY="$HOSTNAME.$$" python -m torch.distributed.run --nnodes "$nnodes" --nproc-per-node "$nproc" \
-    "${rendezvous[@]}" --rdzv-id "$DDP_RUN__ID.$attempt" --max-restarts 0 --log-dir "$run_directory/torchelastic" \
-    -m digits.train "$@" &
-  child=$!
-  set +m
-  [ -z "$stopping" ] || kill -TERM "$child" # asked to stop while nothing ran
+  start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" --rdzv-id "$DDP_RUN__ID.$attempt" \
+    --log-dir "$run_directory/torchelastic" -m digits.train "$@"
+  [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
   code=0
-  wait_for "$child" || code=$?
-  child=
+  wait_for "$torchrun" || code=$?
+  torchrun=
   end_orphans
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code")
 

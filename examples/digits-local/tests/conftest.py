@@ -47,18 +47,20 @@ class Result:
 Launch = Callable[..., Result]
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    """Run to the end: 0 ranks stand for plain python, `faults` for DDP_FAULTS."""
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Run to the end: 0 ranks stand for plain python, `faults` for DDP_FAULTS. The same `run_id` is the same run."""
+    tmp_path = tmp_path_factory.mktemp("runs")
 
     def run(
         *arguments: str,
         ranks: int = 2,
         faults: str = "",
         attempt: int = 0,
-        run_id: str = "run",
+        run_id: str = "",
         module: str = "digits.train",
     ) -> Result:
+        run_id = run_id or f"run{len(list(tmp_path.iterdir()))}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
         environment |= {
             "PYTHONPATH": os.pathsep.join([str(PROJECT / "src"), str(PROJECT / "tests")]),

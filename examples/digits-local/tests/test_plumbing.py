@@ -15,11 +15,12 @@ from digits.config import Settings
 from digits.ddp import env, faults, guard
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
-from digits.ddp.loader import GlobalOrder
 from digits.ddp.metrics import clip_gradients, global_norm, step_if_finite
 from digits.ddp.settings import effective, load
 from digits.ddp.setup import Dist
-from digits.ddp.verdict import judge, stragglers
+from digits.ddp.shards import GlobalOrder
+from digits.ddp.stragglers import stragglers
+from digits.ddp.verdict import judge
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,7 @@ def test_a_step_with_a_nan_gradient_changes_nothing() -> None:
 
 def state(rank: int, phase: str, collectives: int, **other: Any) -> dict[str, Any]:
     where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "control": 3}
+    where |= {"waits": "run_backward" if phase == "backward" else "", "open": -1, "asked": 4}
     return where | {"step": 5, "age_s": 9.0, "note": "", "phase_s": {}} | other
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +28,45 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("ranks", [0, 3], ids=["plain python", "torchrun, 3 ranks"])
-def test_trains_and_leaves_a_report(launch: Launch, ranks: int) -> None:
-    run = launch(*QUICK, ranks=ranks)
+SHORT = ["--clocks.loader_s", "0.8", "--clocks.stall_s", "0.9", "--clocks.collective_s", "1", "--clocks.guard_s", "4"]
+STEPS = ["--train.steps", "60"]  # enough for the stop, a moment later, to come before the end
+
+
+@pytest.fixture(scope="module")
+def whole(launch: Launch) -> Result:
+    """An uninterrupted run with two ranks."""
+    run = launch(*QUICK, *STEPS, "--log.heartbeat_s", "0.5", run_id="whole")
     assert run.code == 0, run.output
-    assert run.outcome["outcome"] == "done"
-    assert [row["step"] for row in run.metrics if "loss" in row] == [5, 10, 15, 20]
-    assert run.metrics[-1]["val_loss"] > 0
-    assert (run.run_dir / "samples" / "step_00000020.png").read_bytes().startswith(b"\x89PNG")
-    report = (run.run_dir / "report.md").read_text()
+    return run
+
+
+def test_trains_and_leaves_a_report(whole: Result) -> None:
+    assert whole.outcome["outcome"] == "done"
+    assert list(losses(whole)) == list(range(5, 61, 5))
+    assert whole.metrics[-1]["val_loss"] > 0
+    assert (whole.run_dir / "samples" / "step_00000060.png").read_bytes().startswith(b"\x89PNG")
+    report = (whole.run_dir / "report.md").read_text()
     assert "done" in report
     assert "val_loss" in report
-    assert "train.steps" in run.output, "the effective settings are printed"
-    assert "(command line)" in run.output, "and who set each"
+    assert "train.steps" in whole.output, "the effective settings are printed"
+    assert "(command line)" in whole.output, "and who set each"
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(launch: Launch) -> None:
-    steps = ["--train.steps", "120"]  # enough for the stop, about a second later, to come before the end
-    whole = launch(*QUICK, *steps, run_id="whole")
-    assert whole.code == 0, whole.output
+def test_every_rank_writes_heartbeats(whole: Result) -> None:
+    for rank in (0, 1):
+        log = (whole.run_dir / "logs" / f"rank{rank}.log").read_text()
+        assert re.search(rf"heartbeat rank={rank} host=\S+ phase=\S+ epoch=\d+ step=\d+", log), log
+        state = json.loads((whole.run_dir / "heartbeats" / f"rank{rank}.json").read_text())
+        assert state["step"] == 60
 
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(launch: Launch, whole: Result) -> None:
     # The signal reaches one rank only, in the middle of a step; all ranks must stop at the same one.
-    stopped = launch(*QUICK, *steps, faults="term@rank=1,step=7,phase=backward")
+    stopped = launch(*QUICK, *STEPS, faults="term@rank=1,step=7,phase=backward", run_id="stopped")
     assert stopped.outcome["outcome"] == "stopped", stopped.output
     assert "SIGTERM on rank 1" in stopped.outcome["reason"]
-    assert 7 < stopped.outcome["step"] < 120
-    resumed = launch(*QUICK, *steps, attempt=1)
+    assert 7 < stopped.outcome["step"] < 60
+    resumed = launch(*QUICK, *STEPS, attempt=1, run_id="stopped")
     assert resumed.code == 0, resumed.output
     assert "resumed from" in resumed.output
 
@@ -60,15 +75,31 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(launch: Launch) ->
     assert losses(resumed) == losses(whole)
 
 
+def test_plain_python_trains_and_goes_on_from_the_last_good_checkpoint(launch: Launch) -> None:
+    run = launch(*QUICK, "--checkpoint.every_steps", "10", ranks=0, run_id="plain")
+    assert run.code == 0, run.output
+    state = run.run_dir / "checkpoints" / "step_00000020" / "state.pt"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1  # one flipped bit
+    state.write_bytes(content)
+    run = launch(*QUICK, ranks=0, attempt=1, run_id="plain")
+    assert run.code == 0, run.output
+    assert "skipping broken checkpoint" in run.output
+    assert "resumed from" in run.output
+    assert "step_00000010" in run.output
+    kept = {path.name for path in (run.run_dir / "checkpoints").iterdir()}
+    assert kept == {"step_00000010", "step_00000020", "broken-step_00000020"}, "the old good one and the new one"
+
+
 def losses(run: Result) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in run.metrics if "loss" in row}
 
 
 def test_rank_0_may_work_for_longer_than_a_collective_may_take(launch: Launch) -> None:
-    """The barrier of the training group has 2 s; rank 0 works 10 s and says so, and the others go on waiting."""
-    run = launch(module="guarded_script")
+    """A collective has 1 s; rank 0 works ten times as long and says so, and the others go on waiting."""
+    run = launch("long_guard", *QUICK, *SHORT, module="matrix.programs")
     assert run.code == 0, run.output
-    assert "all ranks went on after" in run.output
+    assert "all 2 ranks went on" in run.output
     assert "waiting for rank 0" in (run.run_dir / "logs" / "rank1.log").read_text()
 
 

@@ -1,6 +1,7 @@
 """Where a run is, and how its last attempt ended: what the launch scripts ask before and after training.
 
     python launch/outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
+    python launch/outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
     python launch/outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
@@ -19,20 +20,26 @@ from typing import Any
 EXIT_CODES = {0: "done", 1: "failed", 70: "stalled", 75: "stopped", 78: "config"}
 
 
-def directory(default_id: str, arguments: Sequence[str]) -> Path:
-    """The run directory that training will use: command line before environment before file before default."""
+def setting(name: str, default: str, arguments: Sequence[str]) -> str:
+    """What training will use for `run.id` or the like: command line before environment before file before default."""
     given: dict[str, str] = {}
     for number, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in ("--config", "--run.id", "--run.dir"):
-            given[name] = value if equals else next(iter(arguments[number + 1 :]), "")
-    in_file = _run_section(Path(given.get("--config", "configs/train.yaml")))
-    run_id = given.get("--run.id") or os.environ.get("DDP_RUN__ID") or in_file.get("id") or default_id
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(run_id)):
+        option, equals, value = argument.partition("=")
+        if option in ("--config", f"--{name}"):
+            given[option] = value if equals else next(iter(arguments[number + 1 :]), "")
+    section, key = name.split(".")
+    in_file = _section(Path(given.get("--config", "configs/train.yaml")), section)
+    in_environment = os.environ.get(f"DDP_{section}__{key}".upper())
+    return str(given.get(f"--{name}") or in_environment or in_file.get(key) or default)
+
+
+def directory(default_id: str, arguments: Sequence[str]) -> Path:
+    """The run directory that training will use."""
+    run_id = setting("run.id", default_id, arguments)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
         print(f"error: run.id {run_id!r} is not a directory name: use letters, digits and . _ -", file=sys.stderr)
         sys.exit(78)
-    parent = given.get("--run.dir") or os.environ.get("DDP_RUN__DIR") or in_file.get("dir") or "runs"
-    return Path(str(parent), str(run_id)).absolute()
+    return Path(setting("run.dir", "runs", arguments), run_id).absolute()
 
 
 def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, str, str]:
@@ -56,8 +63,8 @@ def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, s
     return code, "restart" if code in (70, 75) else "end", what
 
 
-def _run_section(config: Path) -> dict[str, Any]:
-    """The `run` section of the settings file. Whatever is wrong with the file, training will say it better."""
+def _section(config: Path, name: str) -> dict[str, Any]:
+    """One section of the settings file. Whatever is wrong with the file, training will say it better."""
     if not config.is_file():
         return {}
     import yaml  # training needs it, too
@@ -66,12 +73,14 @@ def _run_section(config: Path) -> dict[str, Any]:
         content = yaml.safe_load(config.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    section = content.get("run") if isinstance(content, dict) else None
+    section = content.get(name) if isinstance(content, dict) else None
     return section if isinstance(section, dict) else {}
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "directory":
         print(directory(sys.argv[2], sys.argv[3:]))
+    elif sys.argv[1] == "setting":
+        print(setting(sys.argv[2], sys.argv[3], sys.argv[4:]))
     else:
         print(*ended(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, RunFailed
+from .fetch import kind_of
 from .heartbeat import beat
 from .setup import Dist
 from .verdict import Verdict
@@ -19,7 +20,15 @@ PEER_LOST = (
     "Broken pipe",
     "Timed out waiting",
     "Socket closed",
+    "failed to pass monitoredBarrier",
 )
+
+DATA_ADVICE = {
+    "dataloader_stalled": "read that index by itself; raise clocks.loader_s if it is merely slow",
+    "dataloader_worker_died": "look for oom-kill in dmesg; use fewer workers or smaller batches",
+    "shm_exhausted": "make /dev/shm larger (docker --shm-size, or --ipc=host), or use fewer workers or smaller batches",
+    "fd_exhausted": "raise the limit of open files (ulimit -Hn), use fewer workers, or close files in the data set",
+}
 
 
 def peer_lost(error: BaseException) -> bool:
@@ -43,10 +52,11 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif isinstance(error, CheckpointFailed):
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
-    elif isinstance(error, DataFailed) and "DataLoader timed out" in text:
-        kind, advice = "dataloader_stalled", "read that index by itself; raise clocks.loader_s if it is merely slow"
-    elif "DataLoader worker" in text and ("exited unexpectedly" in text or "killed by signal" in text):
-        kind, advice = "dataloader_worker_died", "look for oom-kill in dmesg; use fewer workers or smaller batches"
+    elif isinstance(error, DataFailed):
+        kind, advice = error.kind, DATA_ADVICE.get(error.kind, "")
+    elif "DataLoader worker" in text:  # of a forked one PyTorch tells by a signal handler, whatever runs then
+        kind = kind_of(text)
+        advice = DATA_ADVICE.get(kind, "")
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
@@ -54,7 +64,8 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
-    told = kind not in ("network_unreachable", "unknown", "nonfinite_loss")  # a reduced NaN has lost its origin
+    # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
+    told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
     first = [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)

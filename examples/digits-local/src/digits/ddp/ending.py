@@ -7,12 +7,10 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,23 +19,20 @@ from typing import IO, Any, NoReturn
 import torch.distributed as dist
 
 from . import outcome, report
+from .board import post
 from .heartbeat import snapshot
+from .ledger import last_entry
 from .logs import say_last, silence_console
 from .setup import Dist
+from .siblings import Siblings
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
 _ending = threading.Lock()  # taken once, by the thread that ends the process
 
 
-def states(store: dist.Store, ranks: Iterable[int]) -> list[dict[str, Any]]:
-    """The last heartbeat of those `ranks` that have sent one."""
-    keys = [key for rank in ranks if store.check([key := f"beat/{rank}"])]
-    return [json.loads(store.get(key)) for key in keys]
-
-
 def end(
-    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True
+    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
 ) -> NoReturn:
     """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
 
@@ -59,8 +54,9 @@ def end(
         if mine:
             text = json.dumps(asdict(verdict))
             winner = store.compare_set("verdict", "", text).decode()
+            post(store, "verdict")  # also when another rank's counts, which may have died before it could say so
             mine, verdict = winner == text, Verdict(**json.loads(winner))
-        if mine and not verdict.stacks and verdict.kind != "rank_killed":
+        if mine and not verdict.stacks and verdict.kind not in ("rank_killed", "store_lost"):
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
@@ -73,7 +69,7 @@ def end(
         report.write(run_dir)
         say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
     log.error("%s: %s", verdict.kind, verdict.reason)
-    _leave_together(joined, store, verdict, mine)
+    _leave_together(joined, store, verdict, mine, gone)
 
 
 def write_heartbeat(joined: Dist, run_dir: Path) -> None:
@@ -110,13 +106,12 @@ def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, 
     return found
 
 
-def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: bool) -> NoReturn:
+def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: bool, gone: int) -> NoReturn:
     """The author, and the rank that serves the store, leave last, so that all others can still read the verdict."""
     try:
         if verdict.kind == "rank_killed":
-            _kill_suspended(joined, store, verdict.first_ranks or [])
+            Siblings(joined, store).kill(verdict.first_ranks or [])
         store.add("left", 1)
-        gone = len(verdict.first_ranks or []) if verdict.kind == "rank_killed" else 0
         deadline = time.monotonic() + 5 * joined.clocks.beat_s
         while (author or joined.rank == 0) and time.monotonic() < deadline:
             if store.add("left", 0) >= joined.world_size - gone:
@@ -127,19 +122,20 @@ def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: b
     os._exit(verdict.exit_code)
 
 
-def _kill_suspended(joined: Dist, store: dist.Store, ranks: Iterable[int]) -> None:
-    """A suspended sibling on this host would hold up the launcher (torchrun waits 30 s for it)."""
-    for state in states(store, ranks):
-        if state["host"] == joined.place.host and _parent_of(state["pid"]) == os.getppid():
-            os.kill(state["pid"], signal.SIGKILL)
-
-
-def _parent_of(pid: int) -> int | None:
-    """Parent process id, or None without such a process or /proc: never signal a stranger that got the id since."""
+def last_words(run_dir: Path, rank: int) -> str:
+    """What the interpreter of `rank` has written about its own end in this attempt: a crash, or a GIL held too long."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
+        text = (run_dir / "stacks" / f"rank{rank}.txt").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition("=== attempt ")[2].partition("\n")[2][-8000:]
+
+
+def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:
+    """The last collective of a rank that did not live to tell, from the file that it has kept."""
+    entry = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
+    if entry and entry[0] > state["asked"]:
+        state["asked"], state["recent"] = entry[0], [*state.get("recent", ()), entry]
 
 
 def main_stack() -> str:

@@ -25,7 +25,16 @@ class StopRequested(Exception):
 
 
 class DataFailed(Exception):
-    """A batch could not be read; the message names rank, data set, worker and index. The cause is chained."""
+    """A batch could not be read; the message names rank, data set, worker and index. The cause is chained.
+
+    Args:
+        message: a single argument must do, since that is how PyTorch passes a worker's exception on.
+        kind: the kind of the outcome, see fetch.py.
+    """
+
+    def __init__(self, message: str, kind: str = "rank_exception") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class CheckpointFailed(Exception):
@@ -37,4 +46,4 @@ class RunFailed(Exception):
 
 
 class Diverged(Exception):
-    """Ranks no longer do the same thing: another number of steps or of collectives."""
+    """Ranks no longer do the same thing: another number of steps, other collectives. The heartbeats tell which."""

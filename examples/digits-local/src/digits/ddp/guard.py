@@ -101,7 +101,7 @@ def _wait(joined: Dist, name: str, key: str, flags: StopFlags | None) -> None:
                 if latest != note:
                     note, moved = latest, now
                     progress(f"rank 0: {note}")
-            if now - spoke >= 10:
+            if now - spoke >= min(10.0, joined.clocks.guard_s / 2):
                 spoke = now
                 log.info(
                     "waiting for %s in guard:%s for %.0f s; last progress %.0f s ago%s, deadline %g s without any",

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
+from .heartbeat import phase
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -79,13 +80,15 @@ class MetricLog:
 
     def scalars(self, step: int, values: dict[str, torch.Tensor]) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names."""
-        self.flush()
+        with phase("log"):
+            self.flush()
         names = sorted(values)
         self._names = self._names or names
         if names != self._names:
             raise ValueError(f"metrics {names} at step {step}, but {self._names} before: the names must stay the same")
         stacked = torch.stack([values[name].detach().float() for name in names])
-        dist.all_reduce(stacked)
+        with phase("agree"):
+            dist.all_reduce(stacked)
         stacked /= self._joined.world_size
         event = None
         if stacked.is_cuda:

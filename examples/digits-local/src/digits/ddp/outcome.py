@@ -12,6 +12,7 @@ from typing import Any
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
+STARTED = time.time()  # about when this process began
 VERSION = 1  # of the run directory's format: a public contract, see README.md
 
 
@@ -28,7 +29,8 @@ def begin(run_dir: Path, attempt: int, world_size: int) -> None:
 def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) -> bool:
     """Write outcome.json; the first rank to do so in an attempt wins. Returns whether this one did.
 
-    What an earlier attempt left is replaced; with `replace` so is one of the same attempt: the run was started again.
+    What an earlier attempt left is replaced; with `replace` so is what is older than this process: the run was started
+    again by hand, as the same attempt.
 
     torchrun turns every exit code into 1, so launch scripts read this file instead.
     """
@@ -40,7 +42,7 @@ def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) 
         try:
             os.link(aside, final)  # fails if it exists: unlike rename, never replaces what another rank wrote
         except FileExistsError:
-            if not replace and json.loads(final.read_text()).get("attempt", attempt) >= attempt:
+            if not _outdated(json.loads(final.read_text()), attempt, replace):
                 return False
             os.replace(aside, final)
         finally:
@@ -50,6 +52,12 @@ def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) 
         log.warning("outcome.json not written: %s", error)
         return False
     return True
+
+
+def _outdated(existing: dict[str, Any], attempt: int, replace: bool) -> bool:
+    if existing.get("attempt", attempt) != attempt:
+        return bool(existing["attempt"] < attempt)
+    return replace and existing.get("time", 0) < STARTED
 
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:

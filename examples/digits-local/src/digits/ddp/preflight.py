@@ -23,8 +23,11 @@ from .agree import gather
 from .clocks import Clocks
 from .env import cpus_for_this_process, detect
 from .errors import CONFIG, STALLED, ConfigError, RunFailed
+from .loader import LoaderSettings
+from .rendezvous import rendezvous
 from .settings import RunSettings, load
-from .setup import Dist, rendezvous, setup_distributed, shutdown
+from .setup import Dist, setup_distributed, shutdown
+from .workers import room
 
 log = logging.getLogger("ddp")
 MEGABYTES = 64  # of one timed all_reduce
@@ -35,6 +38,7 @@ class PreflightSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DDP_", env_nested_delimiter="__", extra="ignore")
     run: RunSettings = RunSettings()
+    loader: LoaderSettings = LoaderSettings()
     clocks: Clocks = Clocks()
 
 
@@ -47,7 +51,7 @@ def main() -> None:
     except (ConfigError, RunFailed) as error:
         print(f"preflight: {error}", file=sys.stderr, flush=True)
         os._exit(STALLED if isinstance(error, RunFailed) else CONFIG)
-    rows = gather(joined, look(joined, settings.run.dir))
+    rows = gather(joined, look(joined, settings.run.dir, settings.loader))
     problems = [f"{joined.who(row['rank'])}: {problem}" for row in rows for problem in row["problems"]]
     problems += differences(rows)
     if joined.rank == 0:
@@ -57,15 +61,16 @@ def main() -> None:
     sys.exit(CONFIG if problems else 0)
 
 
-def look(joined: Dist, run_dir: Path) -> dict[str, Any]:
+def look(joined: Dist, run_dir: Path, loader: LoaderSettings) -> dict[str, Any]:
     """What this rank sees of its machine, and what is wrong with it."""
     problems = []
     shm = shutil.disk_usage("/dev/shm").free >> 20 if Path("/dev/shm").is_dir() else None
-    if shm is not None and shm < 64:
-        problems.append(f"/dev/shm has only {shm} MB free, and batches pass through it (containers: raise --shm-size)")
     _soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY and files < 1024:
-        problems.append(f"only {files} open files are allowed: loader workers hold one a tensor (raise ulimit -Hn)")
+    limits = room(joined, loader.prefetch, loader.batch_mb)
+    workers = min(loader.workers, limits[0][0])
+    for limit, why in limits:
+        if limit < loader.workers and "CPUs" not in why:  # fewer CPUs are slower, and nothing else
+            problems.append(f"{limit} of {loader.workers} loader workers fit: {why}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=run_dir) as probe:
@@ -82,6 +87,7 @@ def look(joined: Dist, run_dir: Path) -> dict[str, Any]:
         "cpus": cpus_for_this_process(joined.place),
         "shm_mb": shm,
         "files": files,
+        "workers": f"{workers} of {loader.workers}",
         "disk": free,
         "p2p": peers(joined),
         "all_reduce": f"{timed_all_reduce(joined):.2f} GB/s",

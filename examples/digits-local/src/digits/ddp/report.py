@@ -33,6 +33,16 @@ def write(run_dir: Path) -> None:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
 
 
+def note_slow(run_dir: Path, step: int, texts: Sequence[str]) -> None:
+    """Keep what was noticed about slow ranks and steps, and write the report while training goes on. Rank 0 only."""
+    try:
+        with open(run_dir / "slow.jsonl", "a") as file:
+            file.writelines(json.dumps({"step": step, "text": text}) + "\n" for text in texts)
+    except OSError as error:
+        log.warning("slow.jsonl not written: %s", error)
+    write(run_dir)
+
+
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     events = outcome.attempts(run_dir)
     last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
@@ -54,6 +64,10 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     states = [json.loads(path.read_text()) for path in beats if path.exists()]
     if states:
         parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
+    slow = _slow(run_dir / "slow.jsonl")
+    if slow:
+        parts += ["## Slow ranks and steps", "\n".join(f"- {text}" for text in slow[-10:])]
+        parts += [f"The last 10 of {len(slow)}; all are in slow.jsonl."] if len(slow) > 10 else []
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
     parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
     return parts
@@ -107,7 +121,7 @@ def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, li
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Metrics of the steps that count: after a resume, steps made again replace those made before."""
     rows: list[dict[str, Any]] = []
-    if not path.exists():
+    if not path.is_file():
         return rows
     for text in path.read_text().splitlines():
         try:
@@ -120,6 +134,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             rows.pop()
         rows.append(row)
     return rows
+
+
+def _slow(path: Path) -> list[str]:
+    texts = path.read_text().splitlines() if path.is_file() else []
+    rows = [json.loads(text) for text in texts if text.endswith("}")]  # a kill may have cut the last one short
+    return [f"step {row['step']}: {row['text']}" for row in rows]
 
 
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:

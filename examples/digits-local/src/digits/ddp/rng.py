@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from typing import Any
@@ -15,6 +16,16 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)  # the CPU's and all GPUs'
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def make_deterministic() -> None:
+    """Let GPUs repeat sums to the bit. Call it before anything runs on one; an operation that cannot, raises.
+
+    https://pytorch.org/docs/stable/notes/randomness.html; cuBLAS reads the variable when it starts.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

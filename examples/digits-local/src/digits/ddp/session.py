@@ -19,15 +19,18 @@ from .blame import peer_lost, verdict_of
 from .clocks import Clocks
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
-from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, RunFailed, StopRequested
+from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase
+from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
+from .rendezvous import rendezvous
+from .rng import make_deterministic
 from .settings import RunSettings
-from .setup import Dist, meet, rendezvous, setup_distributed, shutdown
-from .verdict import Verdict
+from .setup import Dist, meet, setup_distributed, shutdown
+from .verdict import Verdict, explain
 
 log = logging.getLogger("ddp")
 
@@ -70,14 +73,17 @@ def session(
         _give_up_early(error, run, place)
     verdict = Verdict(DONE, "benign", "training is done")
     try:
+        if run.deterministic:
+            make_deterministic()
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
+        keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
-            agreement.settle()
+            agreement.conclude(beat.step)
     except StopRequested as stop:
         verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
     except BaseException as error:
@@ -110,11 +116,14 @@ def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     mine = verdict_of(error, joined)
+    if isinstance(error, Diverged):
+        monitor.fail(monitor.diagnose(explain))
     if isinstance(error, RunFailed) or peer_lost(error):
+        beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting
         monitor.wait_for_verdict()
         found = monitor.diagnose()
-        if found.first_ranks:
-            own = joined.rank in found.first_ranks
+        if found.kind != "unknown":
+            own = joined.rank in (found.first_ranks or [])
             monitor.fail(replace(found, stacks=mine.stacks) if own else found)
     monitor.fail(mine)
 

@@ -1,14 +1,14 @@
-"""From a launched process to a working process group: store, rendezvous, device, groups, warm-up; and the way out."""
+"""From a launched process to a working process group: store, device, groups, warm-up; and the way out."""
 
 from __future__ import annotations
 
 import errno
-import json
-import logging
 import os
+import threading
 import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,6 @@ import torch.distributed as dist
 from .clocks import Clocks, seconds
 from .env import Place
 from .errors import ConfigError, RunFailed
-
-log = logging.getLogger("ddp")
 
 
 @dataclass(frozen=True)
@@ -59,58 +57,29 @@ def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
         return dist.HashStore()
     where = f"{place.master_addr}:{place.master_port}"
     is_server = serve and place.rank == 0 and not place.agent_store
+    unreachable = f"rank {place.rank} on {place.host} cannot reach the store at {where} within {clocks.init_s:g} s: "
+    timeout = seconds(clocks.init_s)
+    made: Future[dist.Store] = Future()
+
+    def make() -> None:
+        try:
+            address = (place.master_addr, place.master_port)
+            made.set_result(dist.TCPStore(*address, None, is_server, timeout, wait_for_workers=False))
+        except BaseException as error:
+            made.set_exception(error)
+
+    # In a thread: where another program listens and says nothing, TCPStore waits for ever (torch 2.13).
+    threading.Thread(target=make, daemon=True).start()
     try:
-        store = dist.TCPStore(
-            place.master_addr, place.master_port, None, is_server, seconds(clocks.init_s), wait_for_workers=False
-        )
+        store = made.result(clocks.init_s + 1)
+    except FutureTimeout:
+        raise RunFailed(f"{unreachable}whatever listens there does not answer, so it is another program") from None
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors
         if is_server and (os.strerror(errno.EADDRINUSE) in str(error) or "EADDRINUSE" in str(error)):
-            raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT") from error
-        raise RunFailed(
-            f"rank {place.rank} on {place.host} cannot reach the store at {where} within {clocks.init_s:g} s: "
-            "rank 0 did not start, MASTER_ADDR is wrong, or a firewall closes the port"
-        ) from error
+            raise ConfigError(f"port {where} is in use already", "choose another MASTER_PORT", "port_in_use") from error
+        problem = f"{unreachable}rank 0 did not start, MASTER_ADDR is wrong, or a firewall closes the port"
+        raise RunFailed(problem) from error
     return dist.PrefixStore(f"attempt{place.attempt}", store)
-
-
-def rendezvous(place: Place, clocks: Clocks) -> Dist:
-    """Wait on the store until every rank has come, and compare what each believes. No process group exists yet.
-
-    Raises:
-        RunFailed: after `clocks.init_s`, naming the ranks that did not come.
-        ConfigError: two processes claim one rank, or the world sizes differ.
-    """
-    store = connect_store(place, clocks, serve=True)
-    if store.add(f"count/{place.rank}", 1) > 1:
-        raise ConfigError(
-            f"two processes claim rank {place.rank} (this one is on {place.host})",
-            "check NODE_RANK, or that no older job still uses this MASTER_ADDR and MASTER_PORT",
-        )
-    hello: dict[str, Any] = {"host": place.host, "world_size": place.world_size, "local_rank": place.local_rank}
-    store.set(f"hello/{place.rank}", json.dumps(hello))
-
-    keys = [f"hello/{rank}" for rank in range(place.world_size)]
-    began = last_word = time.monotonic()
-    while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
-        now = time.monotonic()
-        if now - began > clocks.init_s:
-            raise RunFailed(
-                f"ranks {missing} did not start within {clocks.init_s:g} s ({place.world_size - len(missing)} of "
-                f"{place.world_size} came): look at the output of their nodes, or raise clocks.init_s"
-            )
-        if now - last_word > 10:
-            log.warning("rendezvous: waiting for ranks %s, %.0f s of %g s", missing, now - began, clocks.init_s)
-            last_word = now
-        time.sleep(0.1)
-    hellos = [json.loads(text) for text in store.multi_get(keys)] if place.world_size > 1 else [hello]
-    for rank, other in enumerate(hellos):
-        if other["world_size"] != place.world_size:
-            raise ConfigError(
-                f"rank {rank} on {other['host']} was started for {other['world_size']} ranks, "
-                f"rank {place.rank} on {place.host} for {place.world_size}",
-                "start every node with the same NNODES and processes per node",
-            )
-    return Dist(place, clocks, store, tuple(other["host"] for other in hellos))
 
 
 def choose_device(place: Place, wanted: str) -> torch.device:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -102,9 +104,10 @@ def set_aside(joined: Dist, run_dir: Path) -> None:
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
-    name = _new_name(root, payload["counters"]["step"])
-    aside, final = root / f".writing-{name}", root / name
+    # Named by host and process: a requeued job may meet its predecessor.
+    aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"
     try:
+        _remove_leftovers(root)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         state = aside / "state.pt"
@@ -124,7 +127,13 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
             json.dump(manifest, file_, indent=1)
             file_.flush()
             os.fsync(file_.fileno())
-        os.replace(aside, final)
+        while True:
+            try:
+                os.replace(aside, root / _new_name(root, payload["counters"]["step"]))
+                break
+            except OSError as error:  # another job took the name a moment ago
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
         _sync_directory(root)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         shutil.rmtree(aside, ignore_errors=True)
@@ -132,6 +141,14 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     for old in _checkpoints(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return None
+
+
+def _remove_leftovers(root: Path) -> None:
+    """What killed writers have left: nobody takes an hour to write one file after the other."""
+    for path in root.glob(".writing-*"):
+        with suppress(OSError):
+            if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _new_name(root: Path, step: int) -> str:

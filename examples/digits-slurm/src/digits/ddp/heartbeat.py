@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from . import faults
+from .ledger import ledger
+from .pace import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
 WAITING = ("backward", "agree", "wait:", "shutdown")
+# Where the innermost frame of a main thread is that waits for other ranks, or for a GPU that does.
+WAITING_FILES = ("/torch/distributed/", "/torch/autograd/", "/torch/cuda/", "/torch/_tensor.py")
 
 
 @dataclass
@@ -28,6 +36,9 @@ class Beat:
     progress: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)  # time spent in each phase so far
+    longest: dict[str, float] = field(default_factory=dict)  # the longest time without progress in each phase so far
+    lost: str = ""  # why this rank waits for nobody any more: it has an error that another rank has caused
+    pace: Pace = field(default_factory=Pace)
     control: dist.ProcessGroup | None = None  # the group of decisions, whose collectives are counted as well
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -49,17 +60,22 @@ def phase(name: str) -> Iterator[None]:
 
 def _enter(name: str) -> None:
     with beat.lock:
+        _move_on()
         beat.phase, beat.note = name, ""
-        beat.progress += 1
-        beat.progress_at = time.monotonic()
 
 
 def progress(note: str = "") -> None:
     """Say that this rank moves on inside a long phase, and optionally where it is ("DDIM step 3 of 50")."""
     with beat.lock:
+        _move_on()
         beat.note = note
-        beat.progress += 1
-        beat.progress_at = time.monotonic()
+
+
+def _move_on() -> None:
+    now = time.monotonic()
+    beat.longest[beat.phase] = max(beat.longest.get(beat.phase, 0.0), now - beat.progress_at)
+    beat.progress += 1
+    beat.progress_at = now
 
 
 def step_done(step: int, epoch: int) -> None:
@@ -68,8 +84,10 @@ def step_done(step: int, epoch: int) -> None:
     Called once before the loop as well: what follows is no longer "init", and outside any other phase it is "train".
     """
     with beat.lock:
+        _move_on()
         beat.step, beat.epoch = step, epoch
         beat.phase = "train" if beat.phase == "init" else beat.phase
+    beat.pace.step_done(step, beat.seconds)
 
 
 def collectives_issued(group: dist.ProcessGroup | None = None) -> int:
@@ -81,6 +99,31 @@ def collectives_issued(group: dist.ProcessGroup | None = None) -> int:
         return 0
     counter = getattr(group or dist.group.WORLD, "_get_sequence_number_for_group", None)
     return int(counter()) if counter else -1
+
+
+def collectives_open() -> int:
+    """How many collectives of the training group this rank's GPU has not finished, or -1 if that cannot be told.
+
+    Read from NCCL's flight record without its entries (under 1 ms, not public; torch 2.6 to 2.13 have it). On gloo
+    the answer is -1: there the main thread itself waits, and its stack shows it.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+        return -1
+    with suppress(RuntimeError, ValueError, KeyError, TypeError):
+        status = json.loads(dump(includeCollectives=False))["pg_status"]["0"]
+        return int(status["last_enqueued_collective"]) - int(status["last_completed_collective"])
+    return -1
+
+
+def waits_in_pytorch() -> str:
+    """The collective or synchronisation in which the main thread waits ("all_reduce"), or "" when it does not."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = ""
+    while frame is not None and any(part in frame.f_code.co_filename for part in WAITING_FILES):
+        found = frame.f_code.co_name if frame.f_code.co_name != "wrapper" else found
+        frame = frame.f_back
+    return found
 
 
 def snapshot(rank: int, host: str) -> dict[str, Any]:
@@ -97,6 +140,9 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
             "age_s": round(time.monotonic() - beat.progress_at, 2),
             "collectives": collectives_issued(),
             "control": collectives_issued(beat.control) if beat.control else 0,
+            "open": collectives_open(),
+            "waits": beat.lost or waits_in_pytorch(),
+            "asked": ledger.count,
             "phase_s": {name: round(total, 3) for name, total in beat.seconds.items()},
         }
 

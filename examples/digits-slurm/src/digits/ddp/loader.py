@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, Field
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .agree import same
-from .errors import ConfigError, DataFailed
+from .agree import gather, same
+from .errors import ConfigError
+from .fetch import begin, next_batch, patience
 from .heartbeat import phase
+from .lockstep import in_step
+from .reading import Located
 from .setup import Dist
+from .shards import GlobalOrder, LocatedStream
 from .workers import fitting_workers, protect_worker, worker_context
+
+log = logging.getLogger("ddp")
 
 T = TypeVar("T")
 
@@ -23,69 +31,13 @@ T = TypeVar("T")
 class LoaderSettings(BaseModel, extra="forbid"):
     """How batches are read. `uneven` says what happens when the samples do not divide by the ranks."""
 
-    workers: int = Field(0, ge=0, description="processes that read data, a rank; capped by the CPUs of the task")
+    workers: int = Field(0, ge=0, description="processes that read data, a rank; capped by CPUs, open files, /dev/shm")
     prefetch: int = Field(2, ge=1, description="batches each worker keeps ready")
+    batch_mb: float = Field(16, gt=0, description="MB of one batch, assumed to see how many workers /dev/shm holds")
     start_method: Literal["forkserver", "spawn", "fork"] = Field(
         "forkserver", description="fork is unsafe once NCCL runs (torch/nn/parallel/distributed.py)"
     )
-    uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop samples: all ranks make equal steps")
-
-
-class GlobalOrder(Sampler[int]):
-    """This rank's part of one order that all ranks share: `order[start + rank :: world_size]`.
-
-    The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with
-    another number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ
-    by one.
-    """
-
-    def __init__(self, length: int, joined: Dist, *, seed: int, shuffle: bool, uneven: str) -> None:
-        self.length, self.rank, self.world_size = length, joined.rank, joined.world_size
-        self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
-        self.epoch, self.start = 0, 0
-
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Order of `epoch`, without its first `start` samples (counted over all ranks)."""
-        self.epoch, self.start = epoch, start
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.arange(self.length)
-        if self.shuffle:
-            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        left = order[self.start :]
-        rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
-        if rest and self.uneven == "pad":
-            left = torch.cat([left, order[: self.world_size - rest]])
-        elif rest and self.uneven == "drop":
-            left = left[: len(left) - rest]
-        return iter(left[self.rank :: self.world_size].tolist())
-
-    def __len__(self) -> int:
-        """Samples of this rank in a whole epoch, whatever `start` is."""
-        whole, rest = divmod(self.length, self.world_size)
-        if self.uneven == "keep":
-            return whole + (self.rank < rest)
-        return whole + (rest > 0 and self.uneven == "pad")
-
-
-class Located(Dataset[T]):
-    """A data set that remembers which index each worker reads, so that a hang or a kill can be located."""
-
-    def __init__(self, inner: Dataset[T], workers: int) -> None:
-        self.inner = inner
-        self.reading = torch.full((max(workers, 1),), -1, dtype=torch.int64).share_memory_()
-
-    def __getitem__(self, index: int) -> T:
-        info = get_worker_info()
-        self.reading[info.id if info else 0] = index
-        try:
-            return self.inner[index]
-        except Exception as error:  # a data set may raise anything; one line, because a worker sends text only
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataFailed(f"index {index} of {type(self.inner).__name__}: {cause}") from error
-
-    def __len__(self) -> int:
-        return len(cast(Any, self.inner))
+    uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop data: all ranks make equal steps")
 
 
 def make_loader(
@@ -97,38 +49,39 @@ def make_loader(
     seed: int = 0,
     train: bool = True,
     collate_fn: Callable[[list[T]], Any] | None = None,
+    sharded: bool = False,
 ) -> DataLoader[T]:
-    """A DataLoader of this rank's shard of a map-style `dataset`; `batch_size` is a rank's.
+    """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
-    Training loaders shuffle and have equally many batches on every rank; evaluation loaders show each sample once.
+    Training loaders have equally many batches on every rank; evaluation loaders show each sample once.
+
+    A map-style data set is shuffled for training, and each rank reads its own samples only. An IterableDataset must be
+    the same stream on every rank: sample i goes to rank i % world_size, and each process reads all of it to take its
+    own. Its order is its own business: if it has `set_epoch(epoch)`, that is called before each epoch. For a stream
+    that is slow to read, let the data set itself yield this rank's samples (and in a worker, of `get_worker_info`, that
+    worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
 
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
     """
+    _compare_lengths(dataset, joined, "training" if train else "evaluation", settings.uneven, sharded)
+    workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
+    uneven = settings.uneven if train else "keep"
+    located: Dataset[T]
     if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            f"{type(dataset).__name__} is iterable: its shards may differ in length, and the longest would hang",
-            "give it __len__ and __getitem__, for instance over the files or records of an index",
-        )
-    length = len(cast(Any, dataset))
-    same(
-        joined,
-        "the number of training samples" if train else "the number of evaluation samples",
-        length,
-        "make every rank see the same files: a rank-dependent filter or a half-synced disk is the usual cause",
-    )
-    if length < joined.world_size:
-        ranks = joined.world_size
-        raise ConfigError(f"{length} samples for {ranks} ranks: some would have none", "use fewer ranks or more data")
-    workers = fitting_workers(settings.workers, joined, settings.prefetch)
-    order = GlobalOrder(length, joined, seed=seed, shuffle=train, uneven=settings.uneven if train else "keep")
+        order = None
+        located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
+    else:
+        order = GlobalOrder(len(cast(Any, dataset)), joined, seed=seed, shuffle=train, uneven=uneven)
+        located = Located(dataset, joined, workers)
     return DataLoader(
-        Located(dataset, workers),
+        located,
         batch_size=batch_size,
         sampler=order,
         num_workers=workers,
+        drop_last=sharded and uneven == "drop",  # else only some ranks might have a smaller last batch
         collate_fn=collate_fn,
-        timeout=joined.clocks.loader_s if workers else 0,  # PyTorch refuses a timeout without workers
+        timeout=patience(joined) if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
         worker_init_fn=partial(protect_worker, os.getpid()) if workers else None,
@@ -138,34 +91,68 @@ def make_loader(
     )
 
 
+def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str, sharded: bool) -> None:
+    stream = isinstance(dataset, IterableDataset)
+    try:
+        length = len(cast(Any, dataset))
+    except TypeError:
+        if not stream:
+            raise
+        length = None  # found out while reading: see lockstep.py
+    if stream and sharded:
+        lengths = gather(joined, length)
+        if 0 in lengths:
+            problem = f"the stream of {what} samples is empty on {joined.who(lengths.index(0))}"
+            raise ConfigError(problem, "give every rank files or samples, or use fewer ranks", "uneven_inputs")
+        if len(set(lengths)) > 1:
+            log.info("the ranks have different numbers of %s samples, loader.uneven is %s", what, uneven)
+        return
+    remedy = "make every rank see the same files: a rank-dependent filter or a half-synced disk is the usual cause"
+    if stream:
+        remedy = "make it the same stream on every rank, or pass sharded=True if each rank reads its own part"
+    same(joined, f"the number of {what} samples", length, remedy)
+    if length is not None and length < joined.world_size:
+        ranks = joined.world_size
+        raise ConfigError(f"{length} samples for {ranks} ranks: some would have none", "use fewer ranks or more data")
+
+
 def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0) -> Iterator[T]:
     """The batches of one epoch from global sample `start` on, each waited for in the phase `data`.
 
+    Of a stream, nobody knows how many there will be, so training reads one batch ahead and asks the other ranks
+    whether they have one, too: see lockstep.py. A `sharded` stream cannot be entered in the middle: the batches before
+    `start` are read once more and thrown away, which is exact with equally many ranks and workers.
+
     Raises:
         DataFailed: the data set raised, or a worker hung or died; the message names rank, worker, data set and index.
+        ConfigError: a stream has no batch at all for some rank (on all ranks).
     """
-    order, located = cast(GlobalOrder, loader.sampler), cast("Located[T]", loader.dataset)
+    located = loader.dataset
+    if not isinstance(located, LocatedStream) or located.uneven == "keep":
+        yield from _own(loader, joined, epoch, start)
+        return
+    # A sharded stream begins from its beginning, and may well differ in length between ranks.
+    begin_at, skipped = (0, start // (located.batch * joined.world_size)) if located.sharded else (start, 0)
+    remark = "" if located.sharded else "the ranks do not read the same stream: samples are missed or read twice"
+    common = in_step(joined, _own(loader, joined, epoch, begin_at), located.uneven, begin_at == 0, remark)
+    yield from (batch for batch, _ in islice(common, skipped, None))
+
+
+def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iterator[T]:
+    """This rank's batches, however many the others have."""
+    located = cast("Located[T] | LocatedStream[T]", loader.dataset)
+    order = located if isinstance(located, LocatedStream) else cast(GlobalOrder, loader.sampler)
     order.set_epoch(epoch, start)
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
-    with phase("data"):  # starts the workers
-        iterator = iter(loader)
+    with phase("data"):
+        iterator = begin(loader, joined, located.reading)
     while True:
         with phase("data"):
             try:
-                batch = next(iterator)
+                batch = next_batch(iterator, joined, located.reading, start if order is located else 0)
             except StopIteration:
                 return
-            except DataFailed as error:  # from a worker it comes with the worker's whole traceback
-                cause = str(error).strip().splitlines()[-1].rpartition("DataFailed: ")[2]
-                raise DataFailed(f"{joined.who(joined.rank)} could not read {cause}") from error
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, OSError, EOFError) as error:  # of the loader itself: a worker hangs or has died
-                gone = "" if isinstance(error, RuntimeError) else "DataLoader worker exited unexpectedly: "
-                at = [f"worker {worker} at index {index}" for worker, index in enumerate(located.reading.tolist())]
-                what = f"{joined.who(joined.rank)} could not read {type(located.inner).__name__} ({', '.join(at)})"
-                raise DataFailed(f"{what}: {gone}{error}") from error
         yield batch
 
 

@@ -1,4 +1,4 @@
-"""The thread that watches: publishes this rank's heartbeat, notices stalled and silent ranks, ends the job."""
+"""The threads that watch: publish this rank's heartbeat, notice stalled and silent ranks, end the job."""
 
 from __future__ import annotations
 
@@ -8,122 +8,193 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import torch.distributed as dist
 
+from .board import Beats, answers, beat_interval, post, send_beat
 from .clocks import seconds
-from .ending import end, states, write_heartbeat
+from .ending import add_last_entry, end, last_words, write_heartbeat
 from .errors import STALLED
-from .heartbeat import line, snapshot
+from .heartbeat import beat, line, snapshot
+from .ledger import ledger
 from .setup import Dist, connect_store
-from .verdict import Verdict, judge, stragglers
+from .siblings import Siblings
+from .stragglers import compare_ranks, tell
+from .verdict import Judge, State, Verdict, judge
 
 log = logging.getLogger("ddp")
 
+WEEK_S = 7 * 86400.0  # a wait that nothing but news ends; poll(2) takes at most 24 days
+SMALL = 128  # ranks
+WATCHERS = 8  # ranks that watch rank 0, spread over the job
+
 
 class Monitor:
-    """One daemon thread a rank, with its own store client: it works while the main thread waits in a dead collective.
+    """Daemon threads with store clients of their own: they work while the main thread waits in a dead collective.
 
-    If even this thread cannot run (the GIL is held in C code), a timer inside the interpreter that needs no GIL writes
+    One beats and watches, one waits for news, and one watches the first: no request to a TCPStore times out when the
+    server's host is silent (tried with torch 2.13), so the rank must be ended from outside the request.
+    If no Python thread can run (the GIL is held in C code), a timer inside the interpreter that needs no GIL writes
     the stacks and ends the process (`faulthandler.dump_traceback_later`); the others see this rank fall silent.
     """
 
     def __init__(self, joined: Dist, run_dir: Path, heartbeat_s: float) -> None:
         self._joined, self._run_dir, self._heartbeat_s = joined, run_dir, heartbeat_s
-        self._clocks, self._rank = joined.clocks, joined.rank
-        self._store: dist.Store = joined.store
-        if joined.world_size > 1:
-            self._store = connect_store(joined.place, joined.clocks, serve=False)
+        self._clocks, self._rank, size = joined.clocks, joined.rank, joined.world_size
+        self._store, self._news = joined.store, joined.store
+        if size > 1:
+            self._store, self._news = (connect_store(joined.place, joined.clocks, serve=False) for _ in range(2))
             self._store.set_timeout(seconds(self._clocks.silent_s))
         self._stacks: IO[str] = open(run_dir / "stacks" / f"rank{self._rank}.txt", "a")  # noqa: SIM115 (open until the end)
-        self._seen: dict[int, tuple[int, float]] = {}  # rank -> (its last beat, when it changed)
-        self._beats, self._spoke, self._stopping = 0, time.monotonic(), threading.Event()
-        self._previous: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        print(f"=== attempt {joined.place.attempt}, pid {os.getpid()}", file=self._stacks, flush=True)
+        faulthandler.enable(self._stacks)  # a crash in C code leaves its stack there
+        self._interval = beat_interval(size, self._clocks)
+        # Rank 0 watches everyone, a few watch rank 0: work that grows with the number of ranks, not its square.
+        watched = range(1, size) if self._rank == 0 else range(int(self._rank % max(1, size // WATCHERS) == 0))
+        self._others = Beats(self._store, watched, self._clocks.silent_s)
+        self._siblings = Siblings(joined, self._store)
+        self._beats = self._beat_slot = self._look_slot = self._heard = 0
+        self._spoke = self._compared = time.monotonic()
+        self._answer_by = float("inf")  # until when the request under way must be answered
+        self._stopping, self._failing = threading.Event(), threading.Event()
+        self._gone, self._previous = 0, list[State]()  # ranks not to wait for; states at the last comparison
+        works = [self._watch, self._guard, *([self._listen] if size > 1 else [])]
+        self._threads = [threading.Thread(target=work, name=f"monitor{work.__name__}", daemon=True) for work in works]
 
     def start(self) -> None:
         """Begin to watch."""
-        self._publish()
-        self._thread.start()
+        self._arm()
+        self._publish(self._store)
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Stop watching; call it on every rank before anyone leaves in good order."""
         self._stopping.set()
-        self._thread.join()
+        post(self._store, "bye")  # no thread may be left waiting in the store when it goes
+        for thread in self._threads:
+            thread.join()
         faulthandler.cancel_dump_traceback_later()
+        faulthandler.enable()
 
-    def fail(self, verdict: Verdict, mine: bool = True) -> NoReturn:
+    def fail(self, verdict: Verdict, mine: bool = True, store: dist.Store | None = None) -> NoReturn:
         """End the job, from any thread. An earlier verdict of another rank is kept."""
-        end(self._joined, self._store, self._run_dir, self._stacks, verdict, mine)
+        self._failing.set()
+        end(self._joined, store or self._store, self._run_dir, self._stacks, verdict, mine, self._gone)
 
     def wait_for_verdict(self) -> None:
         """Give whoever failed first a few beats to say so; the process ends if someone does."""
-        time.sleep(4 * self._clocks.beat_s)
+        time.sleep(1.5 * self._clocks.beat_s)
 
-    def diagnose(self) -> Verdict:
-        """Compare the ranks' heartbeats over three beats: who moves, who waits, who is gone."""
-        everyone = range(self._joined.world_size)
-        self._silent(everyone, 0)
-        for _ in range(3):
-            time.sleep(self._clocks.beat_s)
-            self._publish()
-        silent = self._silent(everyone, 2.5 * self._clocks.beat_s)
-        known = {state["rank"]: state for state in states(self._store, everyone)}
-        counts = dict.fromkeys(("step", "age_s", "collectives", "control"), 0)
-        never = {"phase": "init", "note": "no heartbeat yet", "phase_s": {}, **counts}
-        hosts = self._joined.hosts
-        return judge([known.get(rank, {**never, "rank": rank, "host": hosts[rank]}) for rank in everyone], silent)
+    def diagnose(self, judge: Judge = judge) -> Verdict:
+        """Ask every rank where it is and compare the answers: who waits, who is behind, who does not answer."""
+        try:
+            return self._ask(judge)
+        except RuntimeError as error:  # every store error is one
+            self._store_lost(str(error))
+            raise
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._clocks.beat_s):
+    def _ask(self, judge: Judge) -> Verdict:
+        size, text, number = self._joined.world_size, f"diagnose {self._rank} {time.monotonic_ns()}", self._heard + 1
+        wait_s = 3 * self._clocks.beat_s + size / 1000  # a server and a reader take their time for many answers
+        if self._store.compare_set(f"news/{number}", "", text).decode() != text:
+            time.sleep(3 * wait_s)  # another rank was first: its verdict ends this process in here, unless it dies
+            number = post(self._store, text)
+        self._publish(self._store, number)
+        found, silent = answers(self._store, number, self._joined.hosts, wait_s, wait_s / 15, self._siblings.dead())
+        self._gone = len(silent)
+        for rank in silent[:16]:
+            add_last_entry(found[rank], self._run_dir)
+        return judge(found, silent, {rank: last_words(self._run_dir, rank) for rank in silent[:16]})
+
+    def _watch(self) -> None:
+        beat_s, silent_s, size = self._clocks.beat_s, self._clocks.silent_s, self._joined.world_size
+        while not self._stopping.wait(beat_s - time.time() % beat_s):  # all ranks wake together
             try:
-                self._tick()
-            except RuntimeError as error:  # every store error is one
-                if not self._stopping.is_set():
-                    host = self._joined.hosts[0]
-                    reason = f"the store on the host of rank 0 ({host}) no longer answers: {error}"
-                    advice = "look at rank 0's output, and whether that host and the launcher are still up"
-                    self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice))
+                self._answer_by = time.monotonic() + silent_s
+                wrong = self._tick()
+                self._answer_by = time.monotonic() + silent_s + 15 * beat_s + size / 200 if wrong else float("inf")
+                if wrong and not self._stopping.is_set():
+                    self.fail(self.diagnose())
+                if time.monotonic() - self._spoke >= self._heartbeat_s:
+                    self._speak()
+            except RuntimeError as error:
+                self._store_lost(str(error))
 
-    def _tick(self) -> None:
-        state = self._publish()
-        if self._store.check(["verdict"]):
-            self.fail(Verdict(**json.loads(self._store.get("verdict"))), mine=False)
-        # Rank 0 watches everyone, everyone watches rank 0: work that grows with the number of ranks, not its square.
-        watched = range(1, self._joined.world_size) if self._rank == 0 else range(1)
-        if state["age_s"] > self._clocks.stall_limit(state["phase"]) or self._silent(watched, self._clocks.silent_s):
-            self.fail(self.diagnose())
-        if time.monotonic() - self._spoke >= self._heartbeat_s:
-            self._spoke = time.monotonic()
-            log.info("%s", line(state), extra={"file_only": self._rank != 0})
-            write_heartbeat(self._joined, self._run_dir)
-            if self._rank == 0 and self._joined.world_size > 1:
-                self._compare_ranks()
+    def _tick(self) -> bool:
+        """Beat and look when it is time; whether something is wrong."""
+        slot = time.time() / self._interval
+        if int(slot) != self._beat_slot:
+            self._beat_slot, self._beats = int(slot), self._beats + 1
+            send_beat(self._store, self._rank, self._beats, self._interval, self._clocks)
+            if self._joined.world_size <= SMALL:
+                self._publish(self._store)  # where a rank that vanishes was a beat ago; in large jobs, heartbeat_s ago
+        look = int(slot / (1 if self._interval == self._clocks.beat_s else 2) + 0.25)  # large jobs: every other beat
+        if look != self._look_slot:
+            self._look_slot = look
+            if self._others.silent():
+                return True
+        if self._siblings.dead():
+            return True
+        with beat.lock:
+            phase, age_s = beat.phase, time.monotonic() - beat.progress_at
+            longest = beat.longest.get(phase, 0.0) if beat.pace.settled else None
+        return age_s > self._clocks.stall_limit(phase, longest)
 
-    def _publish(self) -> dict[str, Any]:
-        faulthandler.dump_traceback_later(1.5 * self._clocks.silent_s, exit=True, file=self._stacks)
-        self._beats += 1
-        state = {**snapshot(self._rank, self._joined.place.host), "beat": self._beats, "pid": os.getpid()}
-        self._store.set(f"beat/{self._rank}", json.dumps(state))
-        return state
+    def _listen(self) -> None:
+        try:
+            while True:
+                key = f"news/{self._heard + 1}"
+                self._news.wait([key], seconds(WEEK_S))
+                news, self._heard = self._news.get(key).decode(), self._heard + 1
+                if news == "verdict":
+                    self.fail(Verdict(**json.loads(self._news.get("verdict"))), mine=False, store=self._news)
+                if news == "bye":  # all ranks have met for the last time, so nobody needs watching any more
+                    self._stopping.set()
+                    return
+                self._publish(self._news)
+        except RuntimeError as error:
+            time.sleep(self._clocks.beat_s)  # if the main thread knows more, it says so first
+            self._store_lost(str(error))
 
-    def _silent(self, ranks: Sequence[int], limit: float) -> list[int]:
-        """Those of `ranks` whose beat has not changed for `limit` seconds of this rank's clock."""
-        now, silent = time.monotonic(), []
-        beats = {state["rank"]: state["beat"] for state in states(self._store, ranks)}
-        for rank in ranks:  # one that has never sent a beat counts from the first look
-            beat, since = self._seen.setdefault(rank, (0, now))
-            if beats.get(rank, 0) != beat:
-                self._seen[rank] = (beats[rank], now)
-            elif now - since > limit:
-                silent.append(rank)
-        return silent
+    def _guard(self) -> None:
+        while not self._stopping.wait(self._clocks.beat_s) and not self._failing.is_set():
+            self._arm()
+            if time.monotonic() > self._answer_by:
+                # Behind a cut link the store lives on, and whoever still has it knows which host has vanished.
+                self._store_lost(f"no answer within {self._clocks.silent_s:g} s", len(set(self._joined.hosts)) == 1)
 
-    def _compare_ranks(self) -> None:
-        now = states(self._store, range(self._joined.world_size))
-        for text in stragglers(self._previous, now) if len(now) == len(self._previous) else []:
-            log.warning("%s", text)
-        self._previous = now
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(self._clocks.silent_s, exit=True, file=self._stacks)
+
+    def _store_lost(self, problem: str, mine: bool = True) -> None:
+        if self._stopping.is_set():
+            return
+        reason = f"the store on the host of rank 0 ({self._joined.hosts[0]}) no longer answers: {problem}"
+        advice = "look at rank 0's output, and whether that host, its network and the launcher are still up"
+        # The real store could block: with a local one, this rank ends by itself and waits for no other.
+        self._gone = self._joined.world_size - 1
+        self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice), mine, dist.HashStore())
+
+    def _publish(self, store: dist.Store, news: int | None = None) -> None:
+        news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it
+        state = {**snapshot(self._rank, self._joined.place.host), "pid": os.getpid(), "news": news}
+        if news:  # a diagnosis wants more than the regular look
+            state["recent"] = list(ledger.recent)
+        store.set(f"state/{self._rank}", json.dumps(state))
+
+    def _speak(self) -> None:
+        """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers."""
+        self._spoke = time.monotonic()
+        log.info("%s", line(snapshot(self._rank, self._joined.place.host)), extra={"file_only": self._rank != 0})
+        write_heartbeat(self._joined, self._run_dir)
+        slow = beat.pace.take_notes()
+        if self._spoke - self._compared >= self._heartbeat_s * (self._joined.world_size // 1000):  # large jobs: rarely
+            self._compared = self._spoke
+            self._publish(self._store)
+            if self._rank == 0:
+                lines, self._previous = compare_ranks(self._store, self._joined.world_size, self._previous)
+                slow += lines
+        tell(self._run_dir, self._rank, slow)

@@ -35,6 +35,7 @@ class RunSettings(BaseModel, extra="forbid"):
     dir: Path = Field(Path("runs"), description="where run directories are; all nodes must share this file system")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
+    deterministic: bool = Field(False, description="on GPUs, too, a run repeats to the bit; some operations are slower")
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 
@@ -70,7 +71,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     origin: dict[str, str] = {}
     for layer, values in layers:
         for path, value in _leaves(values):
-            origin[".".join(path)] = f"{variable(settings_class, path)}" if layer == "environment" else layer
+            origin[".".join(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
             target = merged
             for key in path[:-1]:
                 target = target.setdefault(key, {})

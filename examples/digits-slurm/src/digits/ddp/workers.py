@@ -4,39 +4,63 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.queues
 import os
 import resource
+import shutil
 import signal
-import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from .env import cpus_for_this_process
+from .fetch import CAUSES, kind_of
 from .setup import Dist
 
 log = logging.getLogger("ddp")
+SHM = Path("/dev/shm")
 
 
-def fitting_workers(wanted: int, joined: Dist, prefetch: int) -> int:
-    """`wanted`, or as many as the CPUs and the open-file limit of this task carry, with a line that says so."""
+def room(joined: Dist, prefetch: int, batch_mb: float) -> list[tuple[int, str]]:
+    """How many workers a rank may have, and why, by CPUs, open files and /dev/shm; the tightest first."""
+    cpus = cpus_for_this_process(joined.place)
+    found = [(max(1, cpus - 1), f"{cpus} CPUs for this task, one of them for the training process")]
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        # Each tensor in flight holds a descriptor (file_descriptor strategy, the default on Linux): 64 a batch is much.
+        fitting = max(1, (hard - 256) // (64 * prefetch))
+        found.append((fitting, f"this task may open {hard} files (raise ulimit -Hn)"))
+    if SHM.is_dir():
+        # An assumption, not a measurement: batches of batch_mb, and a training and an evaluation loader at a time.
+        free, ranks = shutil.disk_usage(SHM).free / (1 << 20), joined.place.local_world_size
+        fitting = int(free / (2 * ranks * prefetch * batch_mb))
+        how = f"{ranks} ranks, 2 loaders and {prefetch} batches of {batch_mb:g} MB a worker"
+        found.append((fitting, f"{SHM} has {free:.0f} MB free for {how} (raise --shm-size, or lower loader.batch_mb)"))
+    return sorted(found)
+
+
+def fitting_workers(wanted: int, joined: Dist, prefetch: int, batch_mb: float) -> int:
+    """`wanted`, or as many as this task carries, with a line that says so; 0: the training process reads by itself."""
     if wanted == 0:
         return 0
-    cpus = max(1, cpus_for_this_process(joined.place) - 1)  # one for the training process itself
+    fitting, why = room(joined, prefetch, batch_mb)[0]
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Each tensor in flight holds a descriptor (file_descriptor strategy, the default on Linux): 64 a batch is generous.
-    files = sys.maxsize if hard == resource.RLIM_INFINITY else max(1, (hard - 256) // (64 * prefetch))
-    fitting = min(wanted, cpus, files)
     if fitting < wanted:
-        log.warning(
-            "loader.workers %d -> %d: this task has %d CPUs and may open %s files",
-            wanted,
-            fitting,
-            cpus + 1,
-            "any number of" if hard == resource.RLIM_INFINITY else hard,
-        )
-    return fitting
+        log.warning("loader.workers %d -> %d: %s", wanted, fitting, why)
+    return min(wanted, fitting)
+
+
+def worker_context(start_method: str) -> Any:
+    """The multiprocessing context that starts the workers."""
+    context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(["torch"])  # workers then start in milliseconds instead of importing torch
+    return context
 
 
 def protect_worker(trainer: int, _worker: int) -> None:
@@ -48,6 +72,9 @@ def protect_worker(trainer: int, _worker: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+    # A batch that cannot be sent (tensors that collation did not share, and /dev/shm is full) would else be dropped
+    # with a traceback, and the training process would wait for it until its timeout.
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_cannot_send)  # type: ignore[attr-defined]
 
 
 def _end_with(trainer: int) -> None:
@@ -59,9 +86,8 @@ def _end_with(trainer: int) -> None:
         time.sleep(1)
 
 
-def worker_context(start_method: str) -> Any:
-    """The multiprocessing context that starts the workers."""
-    context = multiprocessing.get_context(start_method)
-    if start_method == "forkserver":
-        context.set_forkserver_preload(["torch"])  # workers then start in milliseconds instead of importing torch
-    return context
+def _cannot_send(error: BaseException, _batch: object) -> None:
+    traceback.print_exception(error)
+    info: Any = get_worker_info()
+    info.dataset.reading.cause[info.id] = list(CAUSES).index(kind_of(str(error)))
+    os._exit(1)

@@ -27,6 +27,7 @@ from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
 from .rendezvous import rendezvous
+from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
 from .verdict import Verdict, explain
@@ -72,6 +73,8 @@ def session(
         _give_up_early(error, run, place)
     verdict = Verdict(DONE, "benign", "training is done")
     try:
+        if run.deterministic:
+            make_deterministic()
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control

@@ -35,6 +35,7 @@ class RunSettings(BaseModel, extra="forbid"):
     dir: Path = Field(Path("runs"), description="where run directories are; all nodes must share this file system")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
+    deterministic: bool = Field(False, description="on GPUs, too, a run repeats to the bit; some operations are slower")
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 

@@ -1,0 +1,118 @@
+"""Which samples are this rank's: of a map-style data set, a part of one order; of a stream, every so many-th."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+from .heartbeat import progress
+from .reading import Reading, alone
+from .setup import Dist
+
+T = TypeVar("T")
+END: Any = object()
+
+
+class GlobalOrder(Sampler[int]):
+    """This rank's part of one order that all ranks share: `order[start + rank :: world_size]`.
+
+    The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with
+    another number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ
+    by one.
+    """
+
+    def __init__(self, length: int, joined: Dist, *, seed: int, shuffle: bool, uneven: str) -> None:
+        self.length, self.rank, self.world_size = length, joined.rank, joined.world_size
+        self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
+        self.epoch, self.start = 0, 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Order of `epoch`, without its first `start` samples (counted over all ranks)."""
+        self.epoch, self.start = epoch, start
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.arange(self.length)
+        if self.shuffle:
+            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        left = order[self.start :]
+        rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
+        if rest and self.uneven == "pad":
+            left = torch.cat([left, order[: self.world_size - rest]])
+        elif rest and self.uneven == "drop":
+            left = left[: len(left) - rest]
+        return iter(left[self.rank :: self.world_size].tolist())
+
+    def __len__(self) -> int:
+        """Samples of this rank in a whole epoch, whatever `start` is."""
+        whole, rest = divmod(self.length, self.world_size)
+        if self.uneven == "keep":
+            return whole + (self.rank < rest)
+        return whole + (rest > 0 and self.uneven == "pad")
+
+
+class LocatedStream(IterableDataset[T]):
+    """This rank's part of a stream: sample `start + i` belongs to rank `i % world_size`.
+
+    A worker takes whole batches of its rank, and DataLoader takes them from the workers in turn: the batches are those
+    of a single reading process, whatever the number of workers. Every process therefore reads the whole stream. With
+    `sharded`, the data set is left alone: it yields this rank's, and this worker's, samples by itself.
+    """
+
+    def __init__(
+        self, inner: IterableDataset[T], joined: Dist, workers: int, seed: int, batch: int, uneven: str, sharded: bool
+    ) -> None:
+        self.inner, self.rank, self.world_size = inner, joined.rank, joined.world_size
+        self.seed, self.batch, self.uneven, self.sharded = seed, batch, uneven, sharded
+        self.start = 0
+        self.reading = Reading(type(inner).__name__, "sample", joined, workers)
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Begin `epoch` without its first `start` samples (counted over all ranks); before the workers are started."""
+        self.start = start
+        if hasattr(self.inner, "set_epoch"):
+            self.inner.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[T]:
+        return self._all() if self.sharded else self._share()
+
+    def _share(self) -> Iterator[T]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        first = mine = END  # first: of the whole epoch, to pad with
+        position, taken = -1, 0
+
+        def is_ours() -> bool:
+            return taken // self.batch % workers == worker
+
+        for position, sample in enumerate(self._all()):
+            if position == self.rank:
+                first = sample
+            if position < self.start:
+                if info is None:
+                    progress(f"skipping to sample {self.start}")
+                continue
+            place = (position - self.start) % self.world_size
+            if place == self.rank:
+                mine = sample
+            if place == self.world_size - 1:  # only now is it known that every rank has one
+                if is_ours():
+                    yield mine
+                taken += 1
+        rest = max(0, position + 1 - self.start) % self.world_size
+        last = mine if self.rank < rest else first if self.uneven == "pad" else END
+        if rest and self.uneven != "drop" and last is not END and is_ours():
+            yield last
+
+    def _all(self) -> Iterator[T]:
+        with alone(not self.sharded):
+            iterator = iter(self.inner)
+        for position in count():
+            with self.reading.of(position), alone(not self.sharded):
+                sample = next(iterator, END)
+            if sample is END:
+                return
+            yield sample

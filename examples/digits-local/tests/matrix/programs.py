@@ -1,0 +1,117 @@
+"""Small programs that do what people do, wrong or unusual: `python -m matrix.programs NAME`, under the launchers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from digits.config import Settings
+from digits.ddp.agree import total
+from digits.ddp.guard import Progress, on_rank0
+from digits.ddp.heartbeat import phase, step_done
+from digits.ddp.loader import batches, make_loader
+from digits.ddp.session import Session, session
+from digits.ddp.settings import load
+
+
+def sums(settings: Settings, run: Session) -> None:
+    """Identical sums, one a step: what goes wrong between them, PyTorch does not notice."""
+    for step in range(settings.train.steps):
+        run.agreement.poll(step)
+        with phase("forward"):
+            dist.all_reduce(torch.ones(4, device=run.dist.device))
+            time.sleep(0.05)
+        step_done(step + 1, 0)
+
+
+def long_guard(settings: Settings, run: Session) -> None:
+    """Rank 0 works for ten times the collective timeout, and says so."""
+
+    def work(progress: Progress) -> None:
+        for part in range(100):
+            time.sleep(settings.clocks.collective_s / 10)
+            progress(f"part {part + 1} of 100")
+
+    on_rank0(run.dist, "slow", work)
+    ranks = total(run.dist, torch.ones(1))
+    if run.dist.rank == 0:
+        print(f"all {ranks.item():.0f} ranks went on", flush=True)
+
+
+def collective_in_guard(_settings: Settings, run: Session) -> None:
+    """A collective that only rank 0 reaches."""
+    on_rank0(run.dist, "sum", lambda _progress: dist.all_reduce(torch.ones(1)))
+
+
+class Numbers(Dataset[int]):
+    """As many samples as it is told."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    """The same without a length: nobody knows beforehand when it ends."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+def uneven_lengths(settings: Settings, run: Session) -> None:
+    """A data set that is longer on rank 1."""
+    make_loader(Numbers(100 + run.dist.rank), run.dist, settings.loader, batch_size=4)
+
+
+def uneven_stream(settings: Settings, run: Session) -> None:
+    """Streams that shard themselves, and end earlier on rank 0."""
+    stream = Stream(30 + 20 * run.dist.rank)
+    loader = make_loader(stream, run.dist, settings.loader, batch_size=4, sharded=True)
+    made = 0
+    for _ in batches(loader, run.dist):
+        total(run.dist, torch.ones(1))  # what each step does: it hangs unless all ranks make equally many
+        made += 1
+    print(f"rank {run.dist.rank} made {made} batches", flush=True)
+
+
+def destroyed_group(_settings: Settings, run: Session) -> None:
+    """User code that cleans up on its way out of an error."""
+    try:
+        if run.dist.rank == 1:
+            raise ValueError("a bug in user code")
+        total(run.dist, torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+
+
+PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
+    program.__name__: program
+    for program in (sums, long_guard, collective_in_guard, uneven_lengths, uneven_stream, destroyed_group)
+}
+
+
+def main(name: str, arguments: list[str]) -> None:
+    """Run one program inside a session, like train.py."""
+    settings, _ = load(Settings, arguments)
+    if name == "group_first":  # some other library was faster
+        dist.init_process_group("gloo")
+        name = "sums"
+    with session(settings.run, settings.clocks, settings.log, settings.preempt) as run:
+        PROGRAMS[name](settings, run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,101 @@
+"""What is compared and noticed: collectives that differ, steps that become slow, limits, faults that are misspelt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from digits.ddp import faults
+from digits.ddp.clocks import Clocks
+from digits.ddp.errors import ConfigError
+from digits.ddp.ledger import Entry, first_difference, keep_ledger, ledger, minority
+from digits.ddp.pace import Pace
+
+
+def asked(*whats: str, first: int = 1) -> list[Entry]:
+    return [(number, what, f"train.py:{number}") for number, what in enumerate(whats, first)]
+
+
+def test_the_rank_that_asks_for_something_else_is_named() -> None:
+    usual = asked("allreduce float32[4]", "broadcast int64[1]")
+    assert first_difference([usual, usual, usual]) is None
+    assert first_difference([usual, usual[:1], usual]) is None, "it has not come to the second yet"
+    odd = asked("allreduce float32[4]", "broadcast int64[2]")
+    text, ranks = first_difference([usual, odd, usual]) or ("", None)
+    assert ranks == [1]
+    assert "rank 1 broadcast int64[2] (train.py:2)" in text
+    assert (first_difference([usual, odd]) or ("", [0]))[1] is None, "of two, nobody can say which"
+
+
+def test_a_minority_needs_a_majority() -> None:
+    assert minority([3, 3, 4]) == [2]
+    assert minority([3, 4]) is None
+    assert minority([3, 3]) is None
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_every_collective_of_the_training_group_is_noted_with_its_line() -> None:
+    keep_ledger()
+    before = ledger.count
+    dist.all_reduce(torch.ones(3))
+    dist.all_gather([torch.zeros(2)], torch.ones(2))
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+    (_, reduce, line), (number, gather, _) = list(ledger.recent)[-2:]
+    assert (number, reduce, gather) == (before + 2, "allreduce float32[3]", "allgather float32[2]")
+    assert line.startswith("test_watching.py:")
+
+
+def steps(pace: Pace, first: int, count: int, seconds: float, totals: dict[str, float]) -> None:
+    for step in range(first, first + count):
+        totals["forward"] = totals.get("forward", 0.0) + seconds
+        pace.step_done(step, totals)
+
+
+def test_a_slow_step_and_steps_that_become_slower_are_noticed() -> None:
+    pace, totals = Pace(), {"eval": 100.0}
+    steps(pace, 1, 100, 0.5, totals)
+    assert pace.take_notes() == []
+    steps(pace, 101, 1, 9.0, totals)
+    assert "step 101 took 9.0 s, 0.5 s is usual; 9.0 s in forward" in pace.take_notes()[0]
+    steps(pace, 102, 200, 1.5, totals)
+    assert "steps become slower: 0.5 s at first, 1.5 s" in " ".join(pace.take_notes())
+    assert pace.take_notes() == []
+
+
+def test_limits_of_single_phases() -> None:
+    clocks = Clocks(phase_s={"forward": 20}, learn_factor=5)
+    assert clocks.stall_limit("forward") == 20
+    assert clocks.stall_limit("optim") == clocks.stall_s
+    assert clocks.stall_limit("optim", longest=4) == 20, "learnt"
+    assert clocks.stall_limit("optim", longest=0.1) == 10, "but never nervous"
+    assert clocks.stall_limit("data", longest=0.1) > clocks.loader_s, "the loader's clock knows more"
+    for wrong in ({"forwards": 20.0}, {"forward": -1.0}, {"forward": 1e6}, {"data": 30.0}):
+        with pytest.raises(ValueError, match=r"clocks\.phase_s"):
+            Clocks(phase_s=wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("explode@rank=1", "'explode' is not a known fault"),
+        ("kill@rank=one", "'one' is no rank"),
+        ("kill@when=1", "'when' is not a known option"),
+        ("kill@phase=forwards", "'forwards' is no phase"),
+        ("sleep@seconds=-1", "'-1' is no seconds"),
+        ("kill@rank", "'' is no rank"),
+    ],
+)
+def test_a_fault_that_cannot_be_read_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        faults.parse(text)

@@ -1,0 +1,211 @@
+"""The loader by itself: which samples are whose, how many workers fit, and who is named when a batch does not come."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from digits.ddp import lockstep, workers
+from digits.ddp.clocks import Clocks
+from digits.ddp.errors import ConfigError, DataFailed
+from digits.ddp.fetch import kind_of, next_batch
+from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
+from digits.ddp.lockstep import in_step
+from digits.ddp.reading import Reading
+from digits.ddp.setup import Dist
+from digits.ddp.shards import GlobalOrder, LocatedStream
+
+
+class Numbers(IterableDataset[Any]):
+    """0 to length - 1; like many real ones, it shares its samples out when it finds itself in a worker."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch = length, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, every = (info.id, info.num_workers) if info else (0, 1)
+        return iter(range(first + 1000 * self.epoch, self.length + 1000 * self.epoch, every))
+
+
+class Squares(Dataset[torch.Tensor]):
+    """A map-style data set, whose sample 13 cannot be read."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 13:
+            raise ValueError("thirteen")
+        return torch.tensor(index**2)
+
+
+def a_rank(rank: int = 0, world_size: int = 1, loader_s: float = 90) -> Dist:
+    alone = SimpleNamespace(attempt=0, local_world_size=world_size, launcher="none")
+    place = {"rank": rank, "world_size": world_size, "place": alone, "who": lambda rank: f"rank {rank} (n1)"}
+    other = {"clocks": Clocks(loader_s=loader_s), "device": torch.device("cpu"), "control": None}
+    return cast(Dist, SimpleNamespace(**place, **other))
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone; the control group of `a_rank` is the default one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def by_hand(
+    monkeypatch: pytest.MonkeyPatch, length: int, joined: Dist, count: int, uneven: str, start: int = 0, batch: int = 3
+) -> list[list[int]]:
+    """The batches of one rank, from `count` workers in turn, as DataLoader takes them."""
+    mine: list[list[list[int]]] = []
+    for number in range(count):
+        monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=number, num_workers=count))
+        stream = LocatedStream(Numbers(length), joined, count, 0, batch, uneven, sharded=False)
+        stream.set_epoch(0, start)
+        samples = iter(stream)
+        mine.append([])
+        while chunk := list(islice(samples, batch)):
+            mine[-1].append(chunk)
+    rounds = max(len(chunks) for chunks in mine)
+    return [chunks[turn] for turn in range(rounds) for chunks in mine if turn < len(chunks)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("length", [11, 12, 40])
+def test_a_stream_is_shared_out_like_a_map_style_data_set(
+    monkeypatch: pytest.MonkeyPatch, length: int, world_size: int, count: int
+) -> None:
+    ranks = [a_rank(rank, world_size) for rank in range(world_size)]
+    for uneven in ("pad", "drop", "keep"):
+        shares = [by_hand(monkeypatch, length, joined, count, uneven) for joined in ranks]
+        orders = [GlobalOrder(length, joined, seed=0, shuffle=False, uneven=uneven) for joined in ranks]
+        for share, order in zip(shares, orders, strict=True):
+            flat = [sample for chunk in share for sample in chunk]
+            kept = length // world_size
+            assert flat[:kept] == list(order)[:kept], "the order is the stream's, whatever the number of workers"
+            assert len(flat) == len(order)
+            assert {len(chunk) for chunk in share[:-1]} <= {3}, "whole batches, but for the last"
+        seen = {sample for share in shares for chunk in share for sample in chunk}
+        assert uneven == "drop" or seen == set(range(length))
+    # A resumed epoch goes on where it stopped, also when another number of ranks began it.
+    for start in (world_size * 3, 5, length):
+        shares = [by_hand(monkeypatch, length, joined, count, "keep", start) for joined in ranks]
+        seen_again = sorted(sample for share in shares for chunk in share for sample in chunk)
+        assert seen_again == list(range(start, length))
+    whole = by_hand(monkeypatch, length, ranks[-1], count, "pad")
+    assert by_hand(monkeypatch, length, ranks[-1], 1, "pad", world_size * 3) == whole[1:]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.usefixtures("group")
+def test_a_stream_through_real_workers(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(workers, "room", lambda *_: [(count, "")])
+    settings = LoaderSettings(workers=count, start_method="fork")
+    joined = a_rank()
+    loader = make_loader(Numbers(10), joined, settings, batch_size=2)
+    feed = endless(loader, joined, 0, 4)
+    got = [(epoch, used, batch.tolist()) for epoch, used, batch in islice(feed, 5)]
+    assert got[:3] == [(0, 6, [4, 5]), (0, 8, [6, 7]), (0, 10, [8, 9])], "no sample is lost to sharding by worker"
+    assert got[3:] == [(1, 2, [1000, 1001]), (1, 4, [1002, 1003])], "set_epoch is called"
+    own = make_loader(Numbers(10), joined, settings, batch_size=2, sharded=True)
+    first, second = ([batch.tolist() for batch in batches(own, joined, 0, start)] for start in (0, 4))
+    assert second == first[2:], "resumed in its own order"
+    assert sorted(sample for batch in first for sample in batch) == list(range(10))
+
+
+@pytest.mark.parametrize(("uneven", "expected"), [("drop", 2), ("pad", 4), ("keep", 3)])
+def test_ranks_that_run_out_earlier(monkeypatch: pytest.MonkeyPatch, uneven: str, expected: int) -> None:
+    """This rank has three batches; the others have between two and four."""
+    others = iter([(True, True), (True, True), (False, True), (False, True), (False, False)])
+
+    def ask(_joined: Dist, mine: bool) -> Any:
+        everyone, anyone = next(others)
+        return lambda: (mine and everyone, mine or anyone)
+
+    monkeypatch.setattr(lockstep, "ask", ask)
+    made = list(in_step(a_rank(), iter("abc"), uneven))
+    assert [batch for batch, _ in made] == list("abca")[:expected]
+    assert [everyone for _, everyone in made][:2] == [True, True]
+
+
+@pytest.mark.usefixtures("group")
+def test_an_empty_stream_is_refused_and_not_read_for_ever() -> None:
+    joined = a_rank()
+    with pytest.raises(ConfigError, match=r"no batch at all for rank 0 \(n1\)") as refused:
+        next(endless(make_loader(Numbers(0), joined, LoaderSettings(), batch_size=2), joined, 0, 0))
+    assert refused.value.kind == "uneven_inputs"
+
+
+def test_workers_fit_a_small_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(workers, "cpus_for_this_process", lambda _place: 64)
+    monkeypatch.setattr(workers, "SHM", Path("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=64 << 20))
+    with caplog.at_level(logging.WARNING, "ddp"):
+        assert workers.fitting_workers(4, a_rank(), prefetch=2, batch_mb=16) == 1
+        assert workers.fitting_workers(4, a_rank(world_size=2), prefetch=2, batch_mb=16) == 0
+    assert "loader.workers 4 -> 1: / has 64 MB free" in caplog.text
+    caplog.clear()
+    assert workers.fitting_workers(4, a_rank(), prefetch=2, batch_mb=1) == 4
+    assert workers.fitting_workers(0, a_rank(), prefetch=2, batch_mb=16) == 0
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("DataLoader timed out after 3 seconds", "dataloader_stalled"),
+        ("DataLoader worker (pid(s) 12) exited unexpectedly", "dataloader_worker_died"),
+        ("DataLoader worker (pid 12) is killed by signal: Killed. ", "dataloader_worker_died"),
+        ("DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", "shm_exhausted"),
+        ("unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device", "shm_exhausted"),
+        ("unable to write to file </torch_1_2_3>: No space left on device (28)", "shm_exhausted"),
+        ("OSError: [Errno 28] No space left on device: '/data/cache'", "rank_exception"),
+        ("FileNotFoundError: '/dev/shm/cache'", "rank_exception"),
+        ("OSError: [Errno 24] Too many open files: 'x'", "fd_exhausted"),
+        ("received 0 items of ancdata", "fd_exhausted"),
+    ],
+)
+def test_the_cause_is_told_by_the_message(text: str, kind: str) -> None:
+    assert kind_of(text) == kind
+
+
+@pytest.mark.usefixtures("group")
+def test_an_index_that_cannot_be_read_is_named() -> None:
+    joined = a_rank()
+    loader = make_loader(Squares(), joined, LoaderSettings(), batch_size=2)
+    with pytest.raises(DataFailed, match=r"rank 0 .* could not read index 13 of Squares: ValueError: thirteen"):
+        list(batches(loader, joined))
+
+
+def test_a_dead_receiving_thread_is_not_waited_for() -> None:
+    """With pinned memory, a thread receives the batches; DataLoader with a timeout does not look at it."""
+
+    class Receiver:
+        _pin_memory_thread = SimpleNamespace(is_alive=lambda: False)
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            raise RuntimeError("DataLoader timed out after 2 seconds")
+
+    joined = a_rank()
+    with pytest.raises(DataFailed, match="the thread that receives batches has ended"):
+        next_batch(Receiver(), joined, Reading("Squares", "index", joined, 2), 0)

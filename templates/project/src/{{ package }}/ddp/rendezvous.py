@@ -7,14 +7,17 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NoReturn
 
 import torch.distributed as dist
 
+from .board import post
 from .clocks import Clocks
 from .env import Place
-from .errors import ConfigError, RunFailed
+from .errors import CONFIG, ConfigError, RunFailed
 from .setup import Dist, connect_store
+from .verdict import Verdict
 
 log = logging.getLogger("ddp")
 
@@ -90,4 +93,8 @@ def _tell_all(store: dist.Store, error: ConfigError | RunFailed) -> NoReturn:
     """Raise here what the others will raise when they look."""
     message = {"config": error.args[0].split("\n  -> ")} if isinstance(error, ConfigError) else {"failed": str(error)}
     store.set("wrong", json.dumps(message))
+    if isinstance(error, ConfigError):  # some ranks may have begun to train already
+        verdict = Verdict(CONFIG, error.kind, str(error), phase="init", step=0)
+        store.compare_set("verdict", "", json.dumps(asdict(verdict)))
+        post(store, "verdict")
     raise error

@@ -75,8 +75,8 @@ class Monitor:
         post(self._store, "bye")  # no thread may be left waiting in the store when it goes
         for thread in self._threads:
             thread.join()
-        faulthandler.cancel_dump_traceback_later()
-        faulthandler.enable()
+        # What is left to do can hang, too: destroying the groups, files. `session` takes the timer back at its end.
+        faulthandler.dump_traceback_later(self._clocks.stall_s, exit=True, file=self._stacks)
 
     def fail(self, verdict: Verdict, mine: bool = True, store: dist.Store | None = None) -> NoReturn:
         """End the job, from any thread. An earlier verdict of another rank is kept."""

@@ -58,9 +58,22 @@ def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, s
         missing = "no outcome.json"
     except (OSError, ValueError, KeyError, TypeError) as error:
         missing = f"outcome.json cannot be used ({error!r})"
+    if stuck := _out_of_python(run_directory, attempt):
+        return 70, "restart", f"stalled: {missing}, and {stuck}"
     code = launcher_code if launcher_code in EXIT_CODES else 1
     what = f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
     return code, "restart" if code in (70, 75) else "end", what
+
+
+def _out_of_python(run_directory: Path, attempt: int) -> str:
+    """Which ranks ended themselves because they could run no Python code, when that befell all of them at once."""
+    ranks = []
+    for path in sorted((run_directory / "stacks").glob("rank*.txt")):
+        last = path.read_text(errors="replace").rpartition("=== attempt ")[2]
+        if last.startswith(f"{attempt},") and "Timeout (" in last:
+            ranks.append(path.stem.removeprefix("rank"))
+    found = f"ranks {', '.join(ranks)} could run no Python code: stuck in C code that holds the GIL, or suspended"
+    return f"{found}; their stacks are in {run_directory / 'stacks'}" if ranks else ""
 
 
 def _section(config: Path, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ still owes. Every rank goes through every line; work for rank 0 alone goes throu
 
 import logging
 import math
+import sys
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from .config import Settings
 from .data import build_datasets
 from .ddp import checkpoint
 from .ddp.agree import polled, total
-from .ddp.errors import StopRequested
+from .ddp.errors import NonFinite, StopRequested
 from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
@@ -77,7 +78,8 @@ def train(settings: Settings, run: Session) -> None:
         except OSError as error:  # a full disk costs the picture, not the run
             log.warning("no picture of step %d: %s", at["step"], error)
 
-    bar = tqdm(total=settings.train.steps, initial=at["step"], unit="step", disable=None if job.rank == 0 else True)
+    visible = job.rank == 0 and sys.stderr is not None  # a terminal, tqdm finds out by itself
+    bar = tqdm(total=settings.train.steps, initial=at["step"], unit="step", disable=None if visible else True)
     feed = endless(loader, job, at["epoch"], at["used"])
     try:
         while True:
@@ -122,7 +124,7 @@ def train(settings: Settings, run: Session) -> None:
                 run.metrics.scalars(at["step"], {"loss": loss, "grad_norm": norm, "nonfinite_steps": nonfinite})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
                 if run.metrics.latest.get("nonfinite_steps", 0) > settings.train.max_nonfinite:
-                    raise FloatingPointError("more steps than train.max_nonfinite had a NaN or infinite gradient")
+                    raise NonFinite("more steps than train.max_nonfinite had a NaN or infinite gradient")
     except StopRequested:
         save(must=True)
         raise

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, RunFailed
+from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, NonFinite, RunFailed
 from .fetch import kind_of
 from .heartbeat import beat
 from .setup import Dist
 from .verdict import Verdict
 
+HERE = str(Path(__file__).parent)
 # What PyTorch says when a peer has gone. The rank that reads it is a victim.
 PEER_LOST = (
     "Connection closed by peer",
@@ -35,20 +37,34 @@ def peer_lost(error: BaseException) -> bool:
     """Whether this rank only noticed that another one has gone, or that the network between them has."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in PEER_LOST)
+    return isinstance(error, RuntimeError) and any(text in _text(error) for text in PEER_LOST) and _from_pytorch(error)
+
+
+def _from_pytorch(error: BaseException) -> bool:
+    """Whether PyTorch raised it: user code, too, meets broken pipes and servers that time out."""
+    frame = list(traceback.walk_tb(error.__traceback__))[-1:]
+    return any(part in each.f_code.co_filename for each, _ in frame for part in ("/torch/", HERE))
+
+
+def _text(error: BaseException) -> str:
+    """What it says, if it can be made to: `__str__` is user code, and may be endless."""
+    try:
+        return str(error)[:4000]
+    except Exception:
+        return "(its text cannot be made)"
 
 
 def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     """The outcome that an exception in the training loop of this rank stands for."""
     code, kind, advice = FAILED, "rank_exception", ""
-    text = str(error)
+    text = _text(error)
     if isinstance(error, ConfigError):
         code, kind = CONFIG, error.kind
     elif isinstance(error, torch.OutOfMemoryError):
         kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
     elif isinstance(error, Diverged):
         kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
-    elif isinstance(error, FloatingPointError):
+    elif isinstance(error, NonFinite):
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif isinstance(error, CheckpointFailed):
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
@@ -66,6 +82,6 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
-    first = [joined.rank] if told else None
-    stacks = {str(joined.rank): "".join(traceback.format_exception(error))}
+    first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None
+    stacks = {str(joined.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import RunFailed, StopRequested
-from .heartbeat import phase, progress
+from .errors import Diverged, RunFailed, StopRequested
+from .heartbeat import beat, phase, progress
 from .preempt import StopFlags
 from .setup import Dist
 
@@ -44,7 +44,9 @@ def on_rank0(joined: Dist, name: str, work: Callable[[Progress], T], flags: Stop
         RunFailed: on the other ranks, when `work` raised on rank 0 (where the exception itself goes on).
         StopRequested: on all ranks, when `flags` is given, any rank was told to stop and `work` called `progress`.
     """
-    key = f"guard/{next(_calls)}/{name}"
+    if beat.phase.startswith("guard:"):
+        raise RuntimeError(f"on_rank0({name!r}) inside {beat.phase}: only rank 0 is here. Call it after that one")
+    key = f"guard/{next(_calls)}"
     if joined.rank == 0:
         return _work(joined, name, key, work, flags)
     _wait(joined, name, key, flags)
@@ -53,6 +55,7 @@ def on_rank0(joined: Dist, name: str, work: Callable[[Progress], T], flags: Stop
 
 def _work(joined: Dist, name: str, key: str, work: Callable[[Progress], T], flags: StopFlags | None) -> T:
     store = joined.store
+    store.set(f"{key}/what", f"{name} at step {beat.step}")
     told = 0.0
 
     def tell(note: str) -> None:
@@ -112,6 +115,10 @@ def _wait(joined: Dist, name: str, key: str, flags: StopFlags | None) -> None:
                     f" ({note})" if note else "",
                     joined.clocks.guard_s,
                 )
+        what = store.get(f"{key}/what").decode()
+        if what != (mine := f"{name} at step {beat.step}"):
+            problem = f"{joined.who(0)} called on_rank0 for {what} where {joined.who(joined.rank)} did for {mine}"
+            raise Diverged(f"{problem}: every rank must call it, as often and in the same order", [0])
         answer = json.loads(store.get(key))
         if "stop" in answer:
             raise StopRequested(answer["stop"])

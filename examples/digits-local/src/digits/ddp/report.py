@@ -28,7 +28,8 @@ def write(run_dir: Path) -> None:
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
-        (run_dir / "report.md").write_text("\n\n".join(_sections(run_dir, metrics)) + "\n")
+        text = "\n\n".join(_sections(run_dir, metrics)) + "\n"
+        (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError, KeyError) as error:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
 

@@ -54,7 +54,7 @@ def load(
         print(f"error: {error}", file=sys.stderr)
         if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
             verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
-            outcome.write(Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id), verdict, attempt())
+            outcome.write(Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id), verdict, attempt(), replace=True)
         raise SystemExit(CONFIG) from None
 
 

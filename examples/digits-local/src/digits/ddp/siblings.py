@@ -44,6 +44,8 @@ def parent_of(pid: int) -> int | None:
     """Parent process id, or None without such a process (or without /proc): an id may have a new owner since."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    except (OSError, ValueError):  # too many open files, say: that tells nothing of the process
+        return -1
     return None if state in "ZX" else int(parent)

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 from pydantic import BaseModel, Field, model_validator
 
+WEEK_S = 7 * 86400.0
 # Phases whose limit can be set apart: the others have clocks of their own (init_s, guard_s).
 PHASES = ("train", "data", "forward", "backward", "optim", "eval", "log", "agree", "checkpoint", "shutdown")
 
 
-class Clocks(BaseModel, extra="forbid"):
+class Clocks(BaseModel, extra="forbid", allow_inf_nan=False):
     """Timeouts in seconds. The order makes the most specific clock ring first, so that its message names the cause:
 
     a loader that hangs is reported by the loader, a rank that hangs by the heartbeat monitor, and only what both missed
@@ -32,6 +33,9 @@ class Clocks(BaseModel, extra="forbid"):
 
     @model_validator(mode="after")
     def _ordered(self) -> Clocks:
+        for name, value in self:
+            if isinstance(value, float) and value > WEEK_S:
+                raise ValueError(f"clocks.{name} ({value:g}) is more than a week: a clock that never rings is none")
         chain = ["loader_s", "stall_s", "collective_s", "guard_s"]
         for shorter, longer in pairwise(chain):
             if getattr(self, shorter) >= getattr(self, longer):

@@ -76,7 +76,9 @@ def write_heartbeat(joined: Dist, run_dir: Path) -> None:
     """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
     path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
     try:
-        path.write_text(json.dumps(snapshot(joined.rank, joined.place.host)))
+        aside = path.with_suffix(".new")  # the report may read it at this moment
+        aside.write_text(json.dumps(snapshot(joined.rank, joined.place.host)))
+        os.replace(aside, path)
     except OSError as error:
         log.warning("heartbeat not written: %s", error)
 
@@ -134,8 +136,9 @@ def last_words(run_dir: Path, rank: int) -> str:
 def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:
     """The last collective of a rank that did not live to tell, from the file that it has kept."""
     entry = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
-    if entry and entry[0] > state["asked"]:
-        state["asked"], state["recent"] = entry[0], [*state.get("recent", ()), entry]
+    recent = state.get("recent", ())
+    if entry and entry[0] > (recent[-1][0] if recent else 0):
+        state["asked"], state["recent"] = entry[0], [*recent, entry]
 
 
 def main_stack() -> str:

@@ -20,7 +20,7 @@ class ConfigError(Exception):
         self.kind = kind
 
 
-class StopRequested(Exception):
+class StopRequested(BaseException):
     """All ranks agreed to stop: a signal, the time limit or a stop file (exit code 75 once a checkpoint is saved)."""
 
 
@@ -45,5 +45,20 @@ class RunFailed(Exception):
     """Another rank failed or vanished; this one is a victim and only passes on what is known."""
 
 
-class Diverged(Exception):
-    """Ranks no longer do the same thing: another number of steps, other collectives. The heartbeats tell which."""
+class Diverged(BaseException):
+    """Ranks no longer do the same thing: another number of steps, other collectives. The heartbeats tell which.
+
+    Like StopRequested no Exception: an `except Exception` around a training step must not keep it.
+
+    Args:
+        message: what was noticed.
+        ranks: those that began it, if the message says all there is to say.
+    """
+
+    def __init__(self, message: str, ranks: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class NonFinite(FloatingPointError):
+    """Too many steps had a NaN or infinite gradient. A class of its own: numpy raises FloatingPointError, too."""

@@ -39,7 +39,8 @@ def log_to_console(place: Place) -> None:
 def log_to_file(directory: Path, place: Place) -> None:
     """Everything of this rank, to logs/rank<N>.log."""
     try:
-        handler = _FileHandler(directory / "logs" / f"rank{place.rank}.log")
+        path = directory / "logs" / f"rank{place.rank}.log"
+        handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         log.warning("no log file for this rank: %s", error)
         return

@@ -25,7 +25,6 @@ from .stragglers import compare_ranks, tell
 from .verdict import Judge, State, Verdict, judge
 
 log = logging.getLogger("ddp")
-
 WEEK_S = 7 * 86400.0  # a wait that nothing but news ends; poll(2) takes at most 24 days
 SMALL = 128  # ranks
 WATCHERS = 8  # ranks that watch rank 0, spread over the job
@@ -35,9 +34,9 @@ class Monitor:
     """Daemon threads with store clients of their own: they work while the main thread waits in a dead collective.
 
     One beats and watches, one waits for news, and one watches the first: no request to a TCPStore times out when the
-    server's host is silent (tried with torch 2.13), so the rank must be ended from outside the request.
-    If no Python thread can run (the GIL is held in C code), a timer inside the interpreter that needs no GIL writes
-    the stacks and ends the process (`faulthandler.dump_traceback_later`); the others see this rank fall silent.
+    server's host is silent (tried with torch 2.13), so the rank must be ended from outside the request. If no Python
+    code can run (the GIL is held in C code), a timer inside the interpreter writes the stacks and ends the process
+    (`faulthandler.dump_traceback_later`); the others see this rank fall silent.
     """
 
     def __init__(self, joined: Dist, run_dir: Path, heartbeat_s: float) -> None:
@@ -76,8 +75,8 @@ class Monitor:
         post(self._store, "bye")  # no thread may be left waiting in the store when it goes
         for thread in self._threads:
             thread.join()
-        faulthandler.cancel_dump_traceback_later()
-        faulthandler.enable()
+        # What is left to do can hang, too: destroying the groups, files. `session` takes the timer back at its end.
+        faulthandler.dump_traceback_later(self._clocks.stall_s, exit=True, file=self._stacks)
 
     def fail(self, verdict: Verdict, mine: bool = True, store: dist.Store | None = None) -> NoReturn:
         """End the job, from any thread. An earlier verdict of another rank is kept."""
@@ -114,14 +113,16 @@ class Monitor:
         while not self._stopping.wait(beat_s - time.time() % beat_s):  # all ranks wake together
             try:
                 self._answer_by = time.monotonic() + silent_s
-                wrong = self._tick()
-                self._answer_by = time.monotonic() + silent_s + 15 * beat_s + size / 200 if wrong else float("inf")
-                if wrong and not self._stopping.is_set():
+                if self._tick() and not self._stopping.is_set():
+                    self._answer_by += 15 * beat_s + size / 200
                     self.fail(self.diagnose())
                 if time.monotonic() - self._spoke >= self._heartbeat_s:
                     self._speak()
+                self._answer_by = float("inf")
             except RuntimeError as error:
                 self._store_lost(str(error))
+            except Exception:  # a rank that nobody watches is worse than a heartbeat that is not told
+                log.exception("the monitor of this rank has stumbled, and goes on")
 
     def _tick(self) -> bool:
         """Beat and look when it is time; whether something is wrong."""
@@ -170,13 +171,12 @@ class Monitor:
         faulthandler.dump_traceback_later(self._clocks.silent_s, exit=True, file=self._stacks)
 
     def _store_lost(self, problem: str, mine: bool = True) -> None:
-        if self._stopping.is_set():
-            return
         reason = f"the store on the host of rank 0 ({self._joined.hosts[0]}) no longer answers: {problem}"
         advice = "look at rank 0's output, and whether that host, its network and the launcher are still up"
         # The real store could block: with a local one, this rank ends by itself and waits for no other.
         self._gone = self._joined.world_size - 1
-        self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice), mine, dist.HashStore())
+        if not self._stopping.is_set():
+            self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice), mine, dist.HashStore())
 
     def _publish(self, store: dist.Store, news: int | None = None) -> None:
         news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it

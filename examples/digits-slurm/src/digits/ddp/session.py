@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -13,20 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+import torch.distributed as dist
+
 from . import faults, outcome, report
 from .agree import Agreement
 from .blame import peer_lost, verdict_of
 from .clocks import Clocks
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
-from .errors import CONFIG, DONE, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
+from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
-from .rendezvous import rendezvous
+from .rendezvous import Waiting, rendezvous, tell_all
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
@@ -55,21 +58,22 @@ def session(
     The body may raise anything. StopRequested (after saving a checkpoint) ends the run with 75, ConfigError with 78;
     any other exception is reported with rank, phase, step and stack, and ends every rank within seconds.
     """
+    run = run.model_copy(update={"dir": run.dir.absolute()})  # whatever directory user code goes to
     place = _place_or_exit(run)
     log_to_console(place)
     try:
         faults.parse(os.environ.get("DDP_FAULTS", ""))
         flags = StopFlags(preempt)
         flags.install()
-        joined = rendezvous(place, clocks)
-        directory = _run_directory(joined, run)
+        joined = rendezvous(place, clocks, rows, flags)
+        directory = _run_directory(joined, run, flags)
         flags.stop_file = directory / "stop"
         log_to_file(directory, place)
         if place.rank == 0:
             describe(directory, joined, rows)
         monitor = Monitor(joined, directory, logs.heartbeat_s)
         monitor.start()
-    except (ConfigError, OSError, RuntimeError, RunFailed, ValueError) as error:
+    except Exception as error:
         _give_up_early(error, run, place)
     verdict = Verdict(DONE, "benign", "training is done")
     try:
@@ -83,7 +87,8 @@ def session(
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
-            agreement.conclude(beat.step)
+            if dist.is_initialized():  # user code may have destroyed the groups after its last step
+                agreement.conclude(beat.step)
     except StopRequested as stop:
         verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
     except BaseException as error:
@@ -91,7 +96,8 @@ def session(
     try:
         with phase("shutdown"):
             metrics.close()
-            meet(joined)  # still watched: a rank that dies here is named, too
+            if dist.is_initialized():
+                meet(joined)  # still watched: a rank that dies here is named, too
     except BaseException as error:
         _fail(monitor, joined, error)
     monitor.stop()
@@ -107,6 +113,9 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
     logging.shutdown()
+    faulthandler.cancel_dump_traceback_later()
+    with suppress(RuntimeError, ValueError, OSError):  # stderr may be closed
+        faulthandler.enable()
     threading.Thread(target=_leave_anyway, args=(verdict.exit_code,), daemon=True).start()
     if verdict.exit_code:
         sys.exit(verdict.exit_code)
@@ -116,7 +125,7 @@ def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     mine = verdict_of(error, joined)
-    if isinstance(error, Diverged):
+    if isinstance(error, Diverged) and error.ranks is None:
         monitor.fail(monitor.diagnose(explain))
     if isinstance(error, RunFailed) or peer_lost(error):
         beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting
@@ -146,7 +155,9 @@ def _place_or_exit(run: RunSettings) -> Place:
 def _give_up_early(error: Exception, run: RunSettings, place: Place | None) -> NoReturn:
     """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
     code, kind = STALLED, "rendezvous_failed"
-    if isinstance(error, (ConfigError, OSError, ValueError)):
+    if not isinstance(error, (ConfigError, OSError, RuntimeError, RunFailed, ValueError)):
+        code, kind = FAILED, "rank_exception"
+    elif isinstance(error, (ConfigError, OSError, ValueError)):
         code, kind = CONFIG, error.kind if isinstance(error, ConfigError) else "launcher_misconfig"
     print(f"error: {error}", file=sys.stderr, flush=True)
     if run.id:
@@ -157,12 +168,17 @@ def _give_up_early(error: Exception, run: RunSettings, place: Place | None) -> N
     os._exit(code)
 
 
-def _run_directory(joined: Dist, run: RunSettings) -> Path:
+def _run_directory(joined: Dist, run: RunSettings, flags: StopFlags) -> Path:
     """Rank 0 names and makes it; the others learn the name from the store, since clocks differ."""
     if joined.rank == 0:
         name = run.id or time.strftime("%Y%m%d-%H%M%S")
-        outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+        try:
+            outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+        except OSError as error:
+            remedy = "set run.dir to a directory that rank 0 can write to"
+            tell_all(joined.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
         joined.store.set("run_id", name)
+    Waiting(joined.store, joined.place, joined.clocks, flags).until(["run_id"])
     directory = run.dir / joined.store.get("run_id").decode()
     if not (directory / "logs").is_dir():
         raise ConfigError(

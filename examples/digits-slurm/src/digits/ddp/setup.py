@@ -157,7 +157,8 @@ def shutdown(joined: Dist) -> None:
 
     Never call it on an error path: the other ranks are in a collective, and destroying the group hides who failed.
     """
-    dist.destroy_process_group()
+    if dist.is_initialized():  # user code may have destroyed it after its last step
+        dist.destroy_process_group()
     left, deadline = joined.store.add("gone", 1), time.monotonic() + joined.clocks.silent_s
     while joined.rank == 0 and left < joined.world_size and time.monotonic() < deadline:
         time.sleep(0.02)

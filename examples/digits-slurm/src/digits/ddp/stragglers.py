@@ -20,7 +20,7 @@ log = logging.getLogger("ddp")
 def compare_ranks(store: dist.Store, world_size: int, before: Sequence[State]) -> tuple[list[str], list[State]]:
     """Lines about stragglers since `before`, and the states of now for the next time."""
     now: list[State] = list(states(store, range(world_size)))
-    return (stragglers(before, now) if len(before) == len(now) else []), now
+    return (stragglers(before, now) if len(before) == len(now) > 1 else []), now
 
 
 def tell(run_dir: Path, rank: int, texts: Sequence[str]) -> None:

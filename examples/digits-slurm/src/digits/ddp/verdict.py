@@ -49,13 +49,19 @@ def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, s
         return _verdict("rank0_work", states, [int(oldest["rank"])], what, advice)
     if found := first_difference([_recent(state) for state in states]):
         advice = "make every rank issue the same collectives in the same order, with equal shapes and types"
-        phase, step = states[0]["phase"], states[0]["step"]
+        first = states[(found[1] or [0])[0]]
+        phase, step = first["phase"], first["step"]
         reason = f"ranks wait in different collectives: {found[0]}; phase {phase}, step {step}"
         return Verdict(STALLED, "mismatched_collectives", reason, found[1], phase, step, advice)
+    if minority([state["asked"] for state in states]) and all(map(_waits, states)):
+        return _diverged(states)
     for count, thing in (("collectives", "collective"), ("control", "decision")):
         numbers = [int(state[count]) for state in states]
         behind = [rank for rank, number in enumerate(numbers) if number < max(numbers)]
-        absent = [rank for rank in behind if not _waits(states[rank])] or (behind if count == "control" else [])
+        absent = [rank for rank in behind if not _waits(states[rank])]
+        if not absent and behind and count == "control":  # all wait: those that have done least wait for something else
+            least = min(int(states[rank]["collectives"]) for rank in behind)
+            absent = [rank for rank in behind if states[rank]["collectives"] == least]
         if absent:
             what = f"has not come to {thing} {max(numbers)}, in which the others wait"
             return _verdict("missing_rank", states, absent, what, "its stack shows what it does instead")
@@ -83,7 +89,8 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
         trace = traces.get(rank, "")
         stacks = {str(rank): trace}
         if "Timeout (" in trace:
-            what, advice = "is stuck in C code that holds the GIL", "its stack shows the call"
+            what = "could run no Python code for clocks.silent_s: stuck in C code that holds the GIL, or suspended"
+            advice = "its stack shows the call"
             return replace(_verdict("missing_rank", states, [rank], what, advice), stacks=stacks)
         if "Fatal Python error" not in trace:
             continue
@@ -121,27 +128,33 @@ def _mismatched(states: Sequence[State], rank: int, trace: str) -> Verdict:
 
 def explain(states: Sequence[State], _silent: Sequence[int], _traces: Mapping[int, str]) -> Verdict:
     """What `Agreement` has noticed: ranks that have made other collectives or steps than the rest."""
-    phase, step = states[0]["phase"], states[0]["step"]
     consequence = "sums are wrong or calls hang"
     advice = "look for an `if` on rank-local data around a collective or a forward"
     if found := first_difference([_recent(state) for state in states]):
-        return Verdict(FAILED, "mismatched_collectives", f"{found[0]}: {consequence}", found[1], phase, step, advice)
-    steps = [state["step"] for state in states]
+        first = states[(found[1] or [0])[0]]
+        where = (first["phase"], first["step"])
+        return Verdict(FAILED, "mismatched_collectives", f"{found[0]}: {consequence}", found[1], *where, advice)
+    steps = [int(state["step"]) for state in states]
     if len(set(steps)) == 1:
         return replace(_diverged(states), exit_code=FAILED)
     each = ", ".join(f"{count} by rank {rank}" for rank, count in enumerate(steps[:8]))
     reason = f"ranks have made different numbers of steps ({each}): {consequence}"
-    return Verdict(FAILED, "divergent_control_flow", reason, minority(steps), phase, step, advice)
+    odd = minority(steps)
+    first = states[(odd or [0])[0]]
+    return Verdict(FAILED, "divergent_control_flow", reason, odd, first["phase"], first["step"], advice)
 
 
 def _diverged(states: Sequence[State]) -> Verdict:
     """All wait, but not for the same: some have made a collective that the others have not, or left one out."""
     counts = ", ".join(f"rank {state['rank']}: {state['collectives']}, last {_last(state)}" for state in states[:8])
     reason = f"ranks have made different numbers of collectives ({counts}): sums are wrong or calls hang"
-    reason += f"; phase {states[0]['phase']}, step {states[0]['step']}"
+    if len({(state["collectives"], state["asked"]) for state in states}) == 1:
+        reason = f"ranks have not done the same all the time, though their counts are equal now ({counts})"
     odd = minority([state["asked"] for state in states]) or minority([state["collectives"] for state in states])
+    first = states[(odd or [0])[0]]
+    reason += f"; phase {first['phase']}, step {first['step']}"
     advice = "look for an `if` on rank-local data around a collective or a forward"
-    return Verdict(STALLED, "divergent_control_flow", reason, odd, states[0]["phase"], states[0]["step"], advice)
+    return Verdict(STALLED, "divergent_control_flow", reason, odd, first["phase"], first["step"], advice)
 
 
 def _recent(state: State) -> Sequence[Entry]:

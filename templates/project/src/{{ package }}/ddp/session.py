@@ -114,7 +114,8 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
     logging.shutdown()
     faulthandler.cancel_dump_traceback_later()
-    faulthandler.enable()
+    with suppress(RuntimeError, ValueError, OSError):  # stderr may be closed
+        faulthandler.enable()
     threading.Thread(target=_leave_anyway, args=(verdict.exit_code,), daemon=True).start()
     if verdict.exit_code:
         sys.exit(verdict.exit_code)

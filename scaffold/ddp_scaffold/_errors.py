@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import traceback
@@ -92,6 +93,8 @@ def _explain(cause: BaseException, session: Session) -> ScaffoldError:
     if isinstance(cause, ScaffoldError):
         return cause
     if isinstance(cause, (KeyboardInterrupt, typer.Abort)):
+        # A prompt that a signal has ended leaves tasks behind, of which asyncio complains on stderr as the process ends.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         state = f"{session.written} is complete" if session.written else "nothing was left behind"
         return ScaffoldError(f"interrupted, {state}", "", INTERRUPTED)
     if isinstance(cause, typer.TyperException):

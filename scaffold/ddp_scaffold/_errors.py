@@ -93,7 +93,7 @@ def _explain(cause: BaseException, session: Session) -> ScaffoldError:
     if isinstance(cause, ScaffoldError):
         return cause
     if isinstance(cause, (KeyboardInterrupt, typer.Abort)):
-        # A prompt that a signal has ended leaves tasks behind, of which asyncio complains on stderr as the process ends.
+        # A prompt that a signal has ended leaves tasks behind, of which asyncio would complain at the very end.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         state = f"{session.written} is complete" if session.written else "nothing was left behind"
         return ScaffoldError(f"interrupted, {state}", "", INTERRUPTED)

@@ -43,6 +43,25 @@ def long_guard(settings: Settings, run: Session) -> None:
         print(f"all {ranks.item():.0f} ranks went on", flush=True)
 
 
+def lonely_guard(_settings: Settings, run: Session) -> None:
+    """A guard that only rank 0 enters, before one that all enter."""
+    if run.dist.rank == 0:
+        on_rank0(run.dist, "mine", lambda _progress: None)
+    on_rank0(run.dist, "ours", lambda _progress: None)
+
+
+def nested_guard(_settings: Settings, run: Session) -> None:
+    """A guard inside a guard."""
+    on_rank0(run.dist, "outer", lambda _progress: on_rank0(run.dist, "inner", lambda _inner: None))
+
+
+def broken_pipe(_settings: Settings, run: Session) -> None:
+    """An error of the user's own, in the words of one that a lost peer causes."""
+    if run.dist.rank == 1:
+        raise RuntimeError("ffmpeg: Broken pipe")
+    total(run.dist, torch.ones(1))
+
+
 def collective_in_guard(_settings: Settings, run: Session) -> None:
     """A collective that only rank 0 reaches."""
     on_rank0(run.dist, "sum", lambda _progress: dist.all_reduce(torch.ones(1)))
@@ -99,7 +118,10 @@ def destroyed_group(_settings: Settings, run: Session) -> None:
 
 PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
     program.__name__: program
-    for program in (sums, long_guard, collective_in_guard, uneven_lengths, uneven_stream, destroyed_group)
+    for program in (
+        *(sums, long_guard, lonely_guard, nested_guard, collective_in_guard),
+        *(uneven_lengths, uneven_stream, destroyed_group, broken_pipe),
+    )
 }
 
 

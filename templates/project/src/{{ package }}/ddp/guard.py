@@ -27,6 +27,7 @@ T = TypeVar("T")
 Progress = Callable[[str], None]
 TORCH = str(Path(torch.__file__).parent)
 _calls = count()
+_inside: list[str] = []  # the guard in which rank 0 works; not the phase, which stays as it is after an exception
 
 _BEGINNINGS = ("all", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "monitored")
 COLLECTIVES = [name for name in vars(dist.ProcessGroup) if name.lstrip("_").startswith(_BEGINNINGS)]
@@ -44,8 +45,9 @@ def on_rank0(joined: Dist, name: str, work: Callable[[Progress], T], flags: Stop
         RunFailed: on the other ranks, when `work` raised on rank 0 (where the exception itself goes on).
         StopRequested: on all ranks, when `flags` is given, any rank was told to stop and `work` called `progress`.
     """
-    if beat.phase.startswith("guard:"):
-        raise RuntimeError(f"on_rank0({name!r}) inside {beat.phase}: only rank 0 is here. Call it after that one")
+    if _inside:
+        where = f"inside guard:{_inside[-1]}"
+        raise RuntimeError(f"on_rank0({name!r}) {where}: only rank 0 is here. Call it after that one")
     key = f"guard/{next(_calls)}"
     if joined.rank == 0:
         return _work(joined, name, key, work, flags)
@@ -142,11 +144,13 @@ def no_collectives(name: str) -> Iterator[None]:
             "Take the call out of the guarded function, and call model.module instead of a DDP model"
         )
 
+    _inside.append(name)
     try:
         for owner, method in targets:
             setattr(owner, method, refuse)
         yield
     finally:
+        _inside.remove(name)
         for (owner, method), original in zip(targets, saved, strict=True):
             setattr(owner, method, original)
 

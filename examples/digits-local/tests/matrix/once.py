@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -112,12 +113,16 @@ def _wrong(
     return wrong
 
 
+_undisturbed_lock = threading.Lock()
+
+
 def _undisturbed(runs: Path, device: str) -> Path:
     """The run directory of a training without a fault, which is made if there is none."""
     run_dir = runs / "undisturbed"
-    if not run_dir.exists():
-        run(Case(row=0, name="undisturbed"), runs, device)
-        (runs / "00-undisturbed").rename(run_dir)
+    with _undisturbed_lock:  # several cases may want it at once
+        if not run_dir.exists():
+            run(Case(row=0, name="undisturbed"), runs, device)
+            (runs / "00-undisturbed").rename(run_dir)
     return run_dir
 
 

@@ -73,7 +73,7 @@ def session(
             describe(directory, joined, rows)
         monitor = Monitor(joined, directory, logs.heartbeat_s)
         monitor.start()
-    except Exception as error:
+    except (Exception, StopRequested) as error:
         _give_up_early(error, run, place)
     verdict = Verdict(DONE, "benign", "training is done")
     try:
@@ -152,10 +152,12 @@ def _place_or_exit(run: RunSettings) -> Place:
         _give_up_early(error, run, None)
 
 
-def _give_up_early(error: Exception, run: RunSettings, place: Place | None) -> NoReturn:
+def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) -> NoReturn:
     """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
     code, kind = STALLED, "rendezvous_failed"
-    if not isinstance(error, (ConfigError, OSError, RuntimeError, RunFailed, ValueError)):
+    if isinstance(error, StopRequested):
+        code, kind = STOPPED, kind_of(str(error))
+    elif not isinstance(error, (ConfigError, OSError, RuntimeError, RunFailed, ValueError)):
         code, kind = FAILED, "rank_exception"
     elif isinstance(error, (ConfigError, OSError, ValueError)):
         code, kind = CONFIG, error.kind if isinstance(error, ConfigError) else "launcher_misconfig"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .board import post
 from .clocks import Clocks
 from .env import Place
-from .errors import CONFIG, ConfigError, RunFailed
+from .errors import CONFIG, ConfigError, RunFailed, StopRequested
 from .logs import Rows
 from .preempt import StopFlags
 from .setup import Dist, connect_store
@@ -31,7 +31,8 @@ def rendezvous(place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags |
     its square. Whoever finds something wrong tells all, so that every rank ends at once and with the same words.
 
     Raises:
-        RunFailed: after `clocks.init_s`, naming the ranks that did not come; or asked to stop, by `flags`.
+        RunFailed: after `clocks.init_s`, naming the ranks that did not come.
+        StopRequested: asked to stop meanwhile, by `flags`; here every rank decides for itself.
         ConfigError: two processes claim one rank, or world sizes or settings (`rows`) differ.
     """
     store = connect_store(place, clocks, serve=True)
@@ -92,7 +93,7 @@ class Waiting:
             if not keys:
                 return
             if self._flags and (reason := self._flags.reason()):
-                raise RunFailed(f"stopped while rank {self._place.rank} waited for other ranks: {reason}")
+                raise StopRequested(f"{reason}, while rank {self._place.rank} waited for the others to start")
             now = time.monotonic()
             if now > self._deadline:
                 tell_all(self._store, RunFailed(self._problem()))

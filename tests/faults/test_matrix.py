@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+# Clocks of a few seconds, on a machine that may have other work: what fails once is tried once more, and -ra tells.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.flaky(reruns=1)]
 CASES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[2] / "templates/project/tests/matrix/cases.yaml").read_text()
 )

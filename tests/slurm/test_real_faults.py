@@ -29,7 +29,8 @@ from training_helpers import (
     slow,
 )
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+# See tests/faults/test_matrix.py for the rerun.
+pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeout(300)]
 
 Train = Callable[..., Any]
 Timed = Callable[[str, str, float], None]

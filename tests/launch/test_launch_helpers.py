@@ -103,6 +103,16 @@ def test_setting(
     assert outcome.setting("clocks.init_s", "300", arguments) == expected
 
 
+def test_ranks_that_could_all_run_no_python_code_are_told_by_their_stacks(outcome: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks/rank0.txt").write_text("=== attempt 1, pid 7\nTimeout (0:00:15)!\nThread 0x1\n")
+    (tmp_path / "stacks/rank1.txt").write_text("=== attempt 0, pid 6\nTimeout (0:00:15)!\n=== attempt 1, pid 8\n")
+    code, decision, why = outcome.ended(tmp_path, 1, 1)
+    assert (code, decision) == (70, "restart")
+    assert "ranks 0 could run no Python code" in why
+    assert outcome.ended(tmp_path, 2, 1)[:2] == (1, "end"), "those are words of an earlier attempt"
+
+
 # ----------------------------------------------------------------------------------------------------- the exit code
 @pytest.mark.parametrize(
     ("content", "launcher", "expected"),

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,9 +16,13 @@ import torch.distributed as dist
 
 from digits.ddp import faults
 from digits.ddp.clocks import Clocks
+from digits.ddp.env import Place
 from digits.ddp.errors import ConfigError
 from digits.ddp.ledger import Entry, first_difference, keep_ledger, ledger, minority
 from digits.ddp.pace import Pace
+from digits.ddp.setup import Dist
+from digits.ddp.siblings import Siblings
+from digits.ddp.stragglers import compare_ranks
 
 
 def asked(*whats: str, first: int = 1) -> list[Entry]:
@@ -71,6 +81,32 @@ def test_a_slow_step_and_steps_that_become_slower_are_noticed() -> None:
     steps(pace, 102, 200, 1.5, totals)
     assert "steps become slower: 0.5 s at first, 1.5 s" in " ".join(pace.take_notes())
     assert pace.take_notes() == []
+
+
+def test_a_run_with_one_rank_has_no_stragglers() -> None:
+    store = dist.HashStore()
+    store.set("state/0", json.dumps({"rank": 0, "host": "n0", "phase_s": {"data": 9.0}}))
+    lines, states = compare_ranks(store, 1, [])
+    assert (lines, len(states)) == ([], 1)
+    assert compare_ranks(store, 1, states)[0] == []
+
+
+def test_the_death_of_a_process_of_this_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", os.getpid)  # its child stands for a sibling
+    place = Place("torchrun", 0, 0, 3, 3, "n0", "", 0, 0, False)
+    joined, store = Dist(place, Clocks(), dist.HashStore(), ("n0", "n0", "n1")), dist.HashStore()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            store.set("state/1", json.dumps({"rank": 1, "host": "n0", "pid": child.pid}))
+            siblings = Siblings(joined, store)
+            assert siblings.dead() == []
+            with monkeypatch.context() as full:  # no more open files: that says nothing of the process
+                full.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+                assert siblings.dead() == []
+        finally:
+            child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert siblings.dead() == [1], "nobody has waited for it yet, but it is gone"
 
 
 def test_limits_of_single_phases() -> None:

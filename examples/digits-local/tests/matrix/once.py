@@ -103,7 +103,9 @@ def _wrong(
         wrong.append(f"expected {case.kind} {sorted(case.codes)}")
     if outcome.get("first_ranks") != case.ranks:
         wrong.append(f"expected ranks {case.ranks}")
-    if any((code == 0) != (outcome.get("exit_code") == 0) for code in codes.values()):
+    if case.exits and codes != case.exits:
+        wrong.append(f"expected exit codes {case.exits}")
+    if not case.exits and any((code == 0) != (outcome.get("exit_code") == 0) for code in codes.values()):
         wrong.append("not every rank says so with its exit code")
     wrong += [f"does not say {text!r}" for text in case.says if text not in output]
     if case.warns and (times := printed.count(case.warns)) != 1:

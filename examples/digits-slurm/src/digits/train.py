@@ -16,11 +16,12 @@ from tqdm import tqdm
 from .config import Settings
 from .data import build_datasets
 from .ddp import checkpoint
-from .ddp.agree import polled, total
+from .ddp.agree import total
 from .ddp.errors import NonFinite, StopRequested
 from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
+from .ddp.lockstep import polled
 from .ddp.metrics import clip_gradients, global_norm, step_if_finite
 from .ddp.rng import seed_generators
 from .ddp.session import Session, session

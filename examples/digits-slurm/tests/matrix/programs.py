@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,12 @@ def broken_pipe(_settings: Settings, run: Session) -> None:
     if run.dist.rank == 1:
         raise RuntimeError("ffmpeg: Broken pipe")
     total(run.dist, torch.ones(1))
+
+
+def stuck_at_the_end(_settings: Settings, run: Session) -> None:
+    """What is left to do after the last meeting hangs on one rank."""
+    if run.dist.rank == 1:
+        dist.destroy_process_group = partial(time.sleep, 1_000_000)
 
 
 def collective_in_guard(_settings: Settings, run: Session) -> None:
@@ -120,7 +127,7 @@ PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
     program.__name__: program
     for program in (
         *(sums, long_guard, lonely_guard, nested_guard, collective_in_guard),
-        *(uneven_lengths, uneven_stream, destroyed_group, broken_pipe),
+        *(uneven_lengths, uneven_stream, destroyed_group, broken_pipe, stuck_at_the_end),
     )
 }
 

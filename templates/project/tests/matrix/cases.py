@@ -24,6 +24,7 @@ class Case(BaseModel, extra="forbid", frozen=True):
     code: int | None = None  # of the outcome; by default what the kind has, or any but 0 for what may also hang
     deadline: str = ""  # the clock that rings, counted from the fault; empty: the fault itself
     says: list[str] = []  # what the output or the report must contain
+    exits: dict[str, int] = {}  # the exit code of each rank, where they do not all say the same as the outcome
     same_losses: bool = False  # all metrics equal those of a training without a fault, to the last digit
     warns: str = ""  # and this exactly once
     args: list[str] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from .agree import Agreement, gather
 from .errors import ConfigError
 from .heartbeat import phase
 from .setup import Dist
@@ -53,6 +54,25 @@ def in_step(
         batch = next(source, END)
 
 
+def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int | None) -> Iterator[T]:
+    """Iterate, polling before each of the first `rounds` items: equal on all ranks and at most the shortest shard.
+
+    None, for an iterable data set: the ranks ask each other for how long all of them have another batch.
+    """
+    agreement.change_pace()
+    if rounds is None:
+        for batch, everyone in in_step(agreement.joined, iter(batches), "keep"):
+            if everyone:
+                agreement.poll(step)
+            yield batch
+    else:
+        for index, batch in enumerate(batches):
+            if index < rounds:
+                agreement.poll(step)
+            yield batch
+    agreement.change_pace()
+
+
 def ask(joined: Dist, mine: bool) -> Callable[[], tuple[bool, bool]]:
     """Ask all ranks a question, without waiting; the result waits for the answers: all say yes, any says yes."""
     if joined.world_size == 1:
@@ -71,10 +91,7 @@ def ask(joined: Dist, mine: bool) -> Callable[[], tuple[bool, bool]]:
 
 
 def _refuse(joined: Dist, mine: bool) -> None:
-    found = [mine] * joined.world_size
-    if joined.world_size > 1:
-        with phase("agree"):
-            dist.all_gather_object(found, mine, group=joined.control)
+    found = gather(joined, mine) if joined.world_size > 1 else [mine]
     empty = [joined.who(rank) for rank, some in enumerate(found) if not some]
     listing = ", ".join(empty[:8]) + (f" and {len(empty) - 8} others" if len(empty) > 8 else "")
     raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from .errors import ConfigError, Diverged, StopRequested
 from .heartbeat import collectives_issued, phase
 from .ledger import ledger
-from .lockstep import in_step
 from .preempt import StopFlags
 from .setup import Dist
 
@@ -30,7 +28,7 @@ class Agreement:
     """
 
     def __init__(self, joined: Dist, flags: StopFlags, every_s: float = 1.0) -> None:
-        self._joined, self._flags, self._every_s = joined, flags, every_s
+        self.joined, self._flags, self._every_s = joined, flags, every_s
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
         self._polls = 0  # since the pending all_reduce began
         self._stale = 0  # votes to come whose measured speed no longer holds
@@ -73,7 +71,7 @@ class Agreement:
             what = f"between {-minus_step} and {step} steps" if step != -minus_step else "different collectives"
             raise Diverged(f"ranks have made {what}: sums are wrong or calls hang")
         if stop:
-            raise StopRequested(self._joined.store.get("stop").decode())
+            raise StopRequested(self.joined.store.get("stop").decode())
         # At most 32: should steps become slow all at once, a stop must not wait for hundreds of them.
         if self._stale:
             self._stale -= 1
@@ -83,33 +81,14 @@ class Agreement:
     def _start(self, step: int) -> None:
         reason = self._flags.reason()
         if reason:
-            self._joined.store.set("stop", f"{reason} on {self._joined.who(self._joined.rank)}")
+            self.joined.store.set("stop", f"{reason} on {self.joined.who(self.joined.rank)}")
         now, issued = time.monotonic(), collectives_issued()
         poll_us = int(1e6 * (now - self._began) / max(1, self._polls))  # conclude() may come right after a poll
         digest = ledger.digest
         votes = torch.tensor([int(bool(reason)), step, -step, issued, -issued, digest, -digest, poll_us])
-        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._joined.control, async_op=True)
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.joined.control, async_op=True)
         assert work is not None  # None is for ranks outside the group
         self._pending, self._polls, self._began = (work, votes), 0, now
-
-
-def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int | None) -> Iterator[T]:
-    """Iterate, polling before each of the first `rounds` items: equal on all ranks and at most the shortest shard.
-
-    None, for an iterable data set: the ranks ask each other for how long all of them have another batch.
-    """
-    agreement.change_pace()
-    if rounds is None:
-        for batch, everyone in in_step(agreement._joined, iter(batches), "keep"):
-            if everyone:
-                agreement.poll(step)
-            yield batch
-    else:
-        for index, batch in enumerate(batches):
-            if index < rounds:
-                agreement.poll(step)
-            yield batch
-    agreement.change_pace()
 
 
 def total(joined: Dist, values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import time
@@ -10,22 +9,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase, progress
+from .ledger import caller
 from .preempt import StopFlags
 from .setup import Dist
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
 Progress = Callable[[str], None]
-TORCH = str(Path(torch.__file__).parent)
 _calls = count()
 _inside: list[str] = []  # the guard in which rank 0 works; not the phase, which stays as it is after an exception
 
@@ -140,7 +137,7 @@ def no_collectives(name: str) -> Iterator[None]:
 
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError(
-            f"a collective inside guard:{name} at {_caller()}: only rank 0 is here, so it would never return. "
+            f"a collective inside guard:{name} at {caller()}: only rank 0 is here, so it would never return. "
             "Take the call out of the guarded function, and call model.module instead of a DDP model"
         )
 
@@ -153,11 +150,3 @@ def no_collectives(name: str) -> Iterator[None]:
         _inside.remove(name)
         for (owner, method), original in zip(targets, saved, strict=True):
             setattr(owner, method, original)
-
-
-def _caller() -> str:
-    """'file.py:42' of the innermost frame outside PyTorch and this file."""
-    for frame in inspect.stack(context=0):
-        if not frame.filename.startswith(TORCH) and frame.filename != __file__:
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown line"

@@ -137,6 +137,8 @@ def test_the_waiting_ranks_are_not_blamed() -> None:
     assert judge([*waiting, state(3, "agree", 8, control=2)], []).first_ranks == [3], "it has not come to a decision"
     assert judge([state(0, "guard:sample", 8), state(1, "wait:sample", 8)], []).kind == "rank0_work"
     assert judge([state(0, "data", 8)], []).first_ranks == [0], "alone, there is no other to blame"
+    victim, culprit = state(2, "backward", 7), state(3, "forward", 6)
+    assert judge([*waiting[:2], victim, culprit], []).first_ranks == [3], "who is behind and waits is a victim, too"
     moving = state(1, "forward", 8, age_s=0.1)
     assert judge([state(0, "wait:sample", 8), moving], []).first_ranks is None, "a rank that moves is not to blame"
 

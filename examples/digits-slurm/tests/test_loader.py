@@ -209,3 +209,32 @@ def test_a_dead_receiving_thread_is_not_waited_for() -> None:
     joined = a_rank()
     with pytest.raises(DataFailed, match="the thread that receives batches has ended"):
         next_batch(Receiver(), joined, Reading("Squares", "index", joined, 2), 0)
+
+
+def test_a_slow_batch_is_waited_for_and_a_stuck_worker_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DataLoader's own timeout is a short look in between; what counts is `clocks.loader_s`."""
+    joined = a_rank(loader_s=10)
+    reading, now = Reading("Squares", "index", joined, 1), 0.0
+    monkeypatch.setattr("digits.ddp.fetch.time.monotonic", lambda: now)
+
+    class Slow:
+        """Times out every two seconds, `times` times."""
+
+        def __init__(self, times: int, moves: bool = False) -> None:
+            self.times, self.moves = times, moves
+
+        def __iter__(self) -> Slow:
+            return self
+
+        def __next__(self) -> int:
+            nonlocal now
+            if self.times == 0:
+                return 7
+            self.times, now = self.times - 1, now + 2
+            reading.at += self.moves
+            raise RuntimeError("DataLoader timed out after 2 seconds")
+
+    assert next_batch(Slow(4), joined, reading, 0) == 7
+    with pytest.raises(DataFailed, match="timed out after 10 seconds"):
+        next_batch(Slow(5), joined, reading, 0)
+    assert next_batch(Slow(20, moves=True), joined, reading, 100) == 7, "it reads past what the checkpoint has seen"

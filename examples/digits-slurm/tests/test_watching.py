@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from digits.ddp import faults
+from digits.ddp.blame import peer_lost
 from digits.ddp.clocks import Clocks
 from digits.ddp.env import Place
 from digits.ddp.errors import ConfigError
@@ -119,6 +120,20 @@ def test_limits_of_single_phases() -> None:
     for wrong in ({"forwards": 20.0}, {"forward": -1.0}, {"forward": 1e6}, {"data": 30.0}):
         with pytest.raises(ValueError, match=r"clocks\.phase_s"):
             Clocks(phase_s=wrong)
+    with pytest.raises(ValueError, match="more than a week"):
+        Clocks(init_s=1e12)
+    with pytest.raises(ValueError, match="finite number"):
+        Clocks(silent_s=float("inf"))
+
+
+def test_the_user_s_own_errors_are_not_taken_for_a_lost_peer() -> None:
+    with pytest.raises(RuntimeError) as mine:
+        raise RuntimeError("ffmpeg: Broken pipe")
+    assert not peer_lost(mine.value)
+    with pytest.raises(RuntimeError) as pytorch_s:
+        torch.autograd.backward(torch.ones(1))
+    pytorch_s.value.args = ("Connection closed by peer [10.0.0.1]:4711",)
+    assert peer_lost(pytorch_s.value)
 
 
 @pytest.mark.parametrize(

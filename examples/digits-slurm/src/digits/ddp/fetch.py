@@ -25,7 +25,7 @@ T = TypeVar("T")
 # Kind of outcome -> what tells it in a message of PyTorch, Python or the C library. The first that matches counts.
 CAUSES = {
     "fd_exhausted": r"Too many open files|received \d+ items of ancdata",
-    "shm_exhausted": r"out of shared memory|allocate shared memory|Bus error|(/dev/shm|/torch_\d).*No space left",
+    "shm_exhausted": r"allocate shared memory|Bus error|(/dev/shm|/torch_\d).*No space left",
     "dataloader_stalled": r"DataLoader timed out",
     "dataloader_worker_died": r"DataLoader worker.* (exited unexpectedly|is killed by signal)",
     "rank_exception": r"",

@@ -94,7 +94,7 @@ def streams(joined: Dist) -> dict[str, Any]:
     settings = LoaderSettings()
 
     polls: list[int] = []
-    counting: Any = SimpleNamespace(_joined=joined, poll=polls.append, change_pace=lambda: None)
+    counting: Any = SimpleNamespace(joined=joined, poll=polls.append, change_pace=lambda: None)
     own = Numbers([5, 9, 12][rank], 100 * rank)
     shard = make_loader(own, joined, settings, batch_size=2, train=False, sharded=True)
     found["evaluation"] = [b.tolist() for b in polled(batches(shard, joined), counting, 7, None)]

@@ -7,6 +7,8 @@
 PYTHON ?= python3
 # An exact version, so that the demo and the tests are the same everywhere. Another one: make demo TORCH=torch
 TORCH ?= torch==2.13.0
+# Two modules at a time: most tests wait for processes that wait for each other. The Slurm tests share one cluster.
+PARALLEL ?= --numprocesses 2 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all bench docs examples clean
@@ -20,13 +22,14 @@ test: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest -m "not slow and not slurm"
+	.venv/bin/pytest $(PARALLEL) -m "not slow and not slurm"
 
 test-all: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest
+	.venv/bin/pytest $(PARALLEL) -m "not slurm"
+	.venv/bin/pytest -m slurm
 
 bench: .venv/done
 	.venv/bin/python benchmarks/cli.py

@@ -107,8 +107,9 @@ def bare_step(part: Any, model: Any, optimizer: Any, data: Any, joined: Any, bat
 
     def step() -> None:
         nonlocal count
-        images, labels = (tensor.to(joined.device, non_blocking=True) for tensor in next(feed))
-        loss = part("model").diffusion_loss(model, images, labels)
+        batch = [tensor.to(joined.device, non_blocking=True) for tensor in next(feed)]
+        loss, terms = part("model").training_loss(model, batch)
+        loss = loss / terms
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -137,21 +138,24 @@ def hardened_step(
     def step() -> None:
         nonlocal count
         agreement.poll(count)
-        _, _, (images, labels) = next(feed)
-        images, labels = images.to(joined.device, non_blocking=True), labels.to(joined.device, non_blocking=True)
+        _, _, batch = next(feed)
+        batch = [tensor.to(joined.device, non_blocking=True) for tensor in batch]
         with heartbeat.phase("forward"):
-            loss = part("model").diffusion_loss(model, images, labels)
+            loss, terms = part("model").training_loss(model, batch)
         with heartbeat.phase("backward"):
-            loss.backward()
+            (loss / batch_size).backward()
+        summed = torch.stack([loss.detach().float(), terms.float()])
+        with heartbeat.phase("agree"):
+            dist.all_reduce(summed)
         with heartbeat.phase("optim"):
-            norm = metrics.global_norm(parameter.grad for parameter in model.parameters())
-            metrics.clip_gradients(model.parameters(), norm, 1.0)
+            factor = joined.world_size * batch_size / summed[1]
+            norm = metrics.clip_gradients(model.parameters(), factor, 1.0)
             metrics.step_if_finite(optimizer, norm)
             optimizer.zero_grad(set_to_none=True)
         count += 1
         heartbeat.step_done(count, 0)
         if count % 20 == 0:
-            log.scalars(count, {"loss": loss, "grad_norm": norm})
+            log.scalars(count, {"loss": summed[0] / summed[1], "grad_norm": norm})
 
     return step
 

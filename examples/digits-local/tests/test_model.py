@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from digits.data import CLASSES, IMAGE_SHAPE, DataSettings, build_datasets
-from digits.evaluate import EvalSettings, evaluate, finish
-from digits.model import ModelSettings, build_model, diffusion_loss
+from digits.evaluate import EvalSettings, add_up
+from digits.model import ModelSettings, build_model, training_loss
 from digits.sample import SampleSettings, sample, save_grid
 
 CPU = torch.device("cpu")
@@ -50,22 +50,23 @@ def test_every_rank_makes_the_same_split() -> None:
 def test_every_parameter_gets_a_gradient_and_no_buffer_needs_broadcasting() -> None:
     """DDP waits forever for a gradient that never comes, and broadcasts every buffer in every forward."""
     model = new_model()
-    diffusion_loss(model, *first_batch(8)).backward()
+    training_loss(model, first_batch(8))[0].backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
     assert list(model.named_buffers()) == []
 
 
 def test_the_loss_repeats_from_a_restored_random_state() -> None:
     model, batch, state = new_model(), first_batch(8), torch.get_rng_state()
-    loss = diffusion_loss(model, *batch)
-    assert not torch.equal(diffusion_loss(model, *batch), loss)
+    loss, terms = training_loss(model, batch)
+    assert terms == 8
+    assert not torch.equal(training_loss(model, batch)[0], loss)
     torch.set_rng_state(state)
-    assert torch.equal(diffusion_loss(model, *batch), loss)
+    assert torch.equal(training_loss(model, batch)[0], loss)
 
 
 def test_a_given_generator_leaves_the_default_one_alone() -> None:
     model, batch, state = new_model(), first_batch(8), torch.get_rng_state()
-    losses = [diffusion_loss(model, *batch, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    losses = [training_loss(model, batch, generator=torch.Generator().manual_seed(1))[0] for _ in range(2)]
     assert torch.equal(losses[0], losses[1])
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -73,7 +74,7 @@ def test_a_given_generator_leaves_the_default_one_alone() -> None:
 def test_the_loss_never_reads_a_value_back_from_the_device() -> None:
     """A tensor on the meta device has no values: whatever would make the host wait for the device raises here."""
     model, (images, labels) = new_model().to("meta"), first_batch(8)
-    diffusion_loss(model, images.to("meta"), labels.to("meta")).backward()
+    training_loss(model, (images.to("meta"), labels.to("meta")))[0].backward()
 
 
 def test_training_on_one_batch_halves_the_loss() -> None:
@@ -81,7 +82,7 @@ def test_training_on_one_batch_halves_the_loss() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(60):
-        loss = diffusion_loss(model, *batch)
+        loss, _ = training_loss(model, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -95,7 +96,7 @@ def test_levels_that_do_not_fit_the_image_are_refused() -> None:
 
 
 def validate(model: nn.Module, dataset: Dataset[tuple[Tensor, ...]], batch_size: int) -> Tensor:
-    return evaluate(model, DataLoader(dataset, batch_size), CPU, EvalSettings(), lambda: None)
+    return add_up(model, DataLoader(dataset, batch_size), CPU, EvalSettings(), lambda: None)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -105,7 +106,7 @@ def test_validation_does_not_depend_on_the_number_of_ranks(world_size: int) -> N
     shares = [Subset(val, range(rank, len(val), world_size)) for rank in range(world_size)]
     totals = torch.stack([validate(model, share, batch_size=10 + rank) for rank, share in enumerate(shares)]).sum(dim=0)
     assert totals[1] == len(val)
-    assert finish(totals)["val_loss"] == pytest.approx(finish(validate(model, val, len(val)))["val_loss"], rel=1e-6)
+    assert totals[0].item() == pytest.approx(validate(model, val, len(val))[0].item(), rel=1e-6)
 
 
 def test_validation_reports_progress_and_restores_the_mode_even_when_stopped() -> None:
@@ -120,15 +121,10 @@ def test_validation_reports_progress_and_restores_the_mode_even_when_stopped() -
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        evaluate(model, batches, CPU, EvalSettings(), stop_at_the_second_batch)
+        add_up(model, batches, CPU, EvalSettings(), stop_at_the_second_batch)
     assert calls == [False, False]
     assert model.training
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_validation_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no image was evaluated"):
-        finish(torch.zeros(2, dtype=torch.float64))
 
 
 def test_sampling_disturbs_neither_random_numbers_nor_mode() -> None:

@@ -7,12 +7,14 @@ collectives. It reports progress at every step, so that slow and stuck can be to
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from .data import CLASSES, IMAGE_SHAPE
 from .model import NO_LABEL, schedule
@@ -26,6 +28,18 @@ class SampleSettings(BaseModel, extra="forbid"):
     ddim_steps: int = Field(default=25, ge=1, description="denoising steps: more are slower and finer")
     guidance: float = Field(default=2.0, ge=0, description="weight of the label: 0 ignores it, 1 is as trained")
     seed: int = Field(default=0, ge=0, description="seed of the starting noise, so that pictures of two steps compare")
+
+
+def draw(
+    model: nn.Module,
+    _dataset: Dataset[Any],
+    settings: SampleSettings,
+    device: torch.device,
+    progress: Callable[[str], None],
+    path: Path,
+) -> None:
+    """Draw images and write them to `path`.png. Raises OSError if writing fails."""
+    save_grid(sample(model, settings, device, progress), path.with_suffix(".png"))
 
 
 def sample(model: nn.Module, settings: SampleSettings, device: torch.device, progress: Callable[[str], None]) -> Tensor:

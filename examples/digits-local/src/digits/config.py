@@ -1,5 +1,7 @@
 """Every setting of a run. Values come from configs/train.yaml, DDP_<SECTION>__<KEY> variables and the command line."""
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -19,12 +21,17 @@ class TrainSettings(BaseModel, extra="forbid"):
     """The optimisation."""
 
     steps: int = Field(1000, ge=1, description="optimiser steps of the whole run")
-    batch_size: int = Field(64, ge=1, description="images a rank sees in one step")
+    batch_size: int = Field(64, ge=1, description="samples a rank reads at once")
+    accumulate: int = Field(1, ge=1, description="batches that a rank adds up for one optimiser step")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of autocast; fp16 scales the loss as well")
+    compile: bool = Field(False, description="torch.compile; the first step takes as long as clocks.compile_s allows")
     learning_rate: float = Field(8e-3, gt=0, description="highest value, after warm-up")
     warmup_steps: int = Field(50, ge=0, description="steps in which the learning rate rises from zero")
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
     max_nonfinite: int = Field(10, ge=0, description="steps skipped for a NaN or infinite gradient before the run ends")
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are evaluated; 0 keeps none")
+    rehearse: bool = Field(True, description="before the first step, one of the largest batch: see ddp/rehearsal.py")
 
 
 class Settings(BaseSettings):

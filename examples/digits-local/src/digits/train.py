@@ -7,30 +7,34 @@ still owes. Every rank goes through every line; work for rank 0 alone goes throu
 import logging
 import math
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from .config import Settings
 from .data import build_datasets
 from .ddp import checkpoint
-from .ddp.agree import total
 from .ddp.errors import NonFinite, StopRequested
 from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
 from .ddp.lockstep import polled
 from .ddp.metrics import clip_gradients, global_norm, step_if_finite
+from .ddp.rehearsal import largest_batch, rehearse
 from .ddp.rng import seed_generators
 from .ddp.session import Session, session
 from .ddp.settings import effective, load
-from .evaluate import evaluate, finish
-from .model import build_model, diffusion_loss
-from .sample import sample, save_grid
+from .evaluate import evaluate
+from .model import build_model, training_loss, wrap
+from .sample import draw
 
 log = logging.getLogger("ddp")
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def main() -> None:
@@ -42,60 +46,81 @@ def main() -> None:
 
 def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
-    job, device = run.dist, run.dist.device
+    job, device, options = run.dist, run.dist.device, settings.train
 
     seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
-    model = wrap(build_model(settings.model).to(device))
+    network = build_model(settings.model).to(device)
+    model = wrap(network, options.compile)  # the same weights, with DDP and perhaps torch.compile around them
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(options.ema)) if options.ema else None
+    shown = average.module if average else network  # what is evaluated and drawn: plain, so it never communicates
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.train.learning_rate, weight_decay=settings.train.weight_decay, fused=True
+        network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
+    scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")
 
     train_data, val_data = build_datasets(settings.data)
-    seed, batch_size = settings.run.seed, settings.train.batch_size
-    loader = make_loader(train_data, job, settings.loader, batch_size=batch_size, seed=seed)
+    seed, full = settings.run.seed, options.compile  # a smaller last batch would be compiled once more
+    loader = make_loader(train_data, job, settings.loader, batch_size=options.batch_size, seed=seed, full=full)
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)
     val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # batches that every rank has
 
     # Where the run stands. "evaluated", "sampled" and "saved" are the steps at which that was last done.
     at = {"step": 0, "epoch": 0, "used": 0, "evaluated": 0, "sampled": 0, "saved": 0}
-    state: dict[str, checkpoint.Stateful] = {"model": model.module, "optimizer": optimizer}
+    state: dict[str, checkpoint.Stateful] = {"model": network, "optimizer": optimizer}
+    state |= {"average": average} if average else {}
+    state |= {"scaler": scaler} if scaler.is_enabled() else {}
     if settings.run.resume:
         at |= checkpoint.load(job, run.dir, state) or {}
     else:
         checkpoint.set_aside(job, run.dir)
-    step_done(at["step"], at["epoch"])
     nonfinite = torch.zeros((), device=device)
+
+    def autocast() -> torch.autocast:
+        return torch.autocast(device.type, PRECISIONS[options.precision], enabled=options.precision != "fp32")
+
+    def forward_backward(batch: Sequence[Tensor]) -> Tensor:
+        """Add to the gradients; returns the summed loss of the batch and how many terms it has, float32 [2]."""
+        batch = [tensor.to(device, non_blocking=True) for tensor in batch]
+        with phase("forward"), autocast():
+            loss, terms = training_loss(model, batch)
+        with phase("backward"):  # DDP averages the gradients over the ranks while it computes them
+            scaler.scale(loss / options.batch_size).backward()
+        return torch.stack([loss.detach().float(), terms.float()])
 
     def save(must: bool = False) -> None:
         counters = at | {"saved": at["step"]}
         if checkpoint.save(job, run.dir, counters, state, keep=settings.checkpoint.keep, must=must):
             at["saved"] = at["step"]
 
-    def draw(progress: Progress) -> None:
-        images = sample(model.module, settings.sample, device, progress)
+    def picture(progress: Progress) -> None:
         try:
-            save_grid(images, run.dir / "samples" / f"step_{at['step']:08d}.png")
+            with autocast():
+                draw(shown, val_data, settings.sample, device, progress, run.dir / "samples" / f"step_{at['step']:08d}")
         except OSError as error:  # a full disk costs the picture, not the run
             log.warning("no picture of step %d: %s", at["step"], error)
 
+    if options.rehearse:
+        largest = largest_batch(train_data, options.batch_size)
+        rehearse(job, [model], lambda: forward_backward(largest))
+    step_done(at["step"], at["epoch"])
     visible = job.rank == 0 and sys.stderr is not None  # a terminal, tqdm finds out by itself
-    bar = tqdm(total=settings.train.steps, initial=at["step"], unit="step", disable=None if visible else True)
+    bar = tqdm(total=options.steps, initial=at["step"], unit="step", disable=None if visible else True)
     feed = endless(loader, job, at["epoch"], at["used"])
     try:
         while True:
-            step, last = at["step"], at["step"] >= settings.train.steps
+            step, last = at["step"], at["step"] >= options.steps
 
             if due(step, settings.eval.every_steps, last) and at["evaluated"] < step:
                 shard = polled(batches(val_loader, job), run.agreement, step, val_rounds)
-                with phase("eval"):
-                    part = evaluate(model.module, shard, device, settings.eval, progress)
+                with phase("eval"), autocast():
+                    found = evaluate(shown, shard, job, settings.eval, progress)
                 run.metrics.flush()
-                run.metrics.write(step, finish(total(job, part)))
+                run.metrics.write(step, found)
                 at["evaluated"] = step
 
             if due(step, settings.sample.every_steps, last) and at["sampled"] < step:
-                on_rank0(job, "sample", draw, run.flags)
+                on_rank0(job, "sample", picture, run.flags)
                 at["sampled"] = step
 
             if due(step, settings.checkpoint.every_steps, last) and at["saved"] < step:
@@ -105,26 +130,34 @@ def train(settings: Settings, run: Session) -> None:
                 break
             run.agreement.poll(step)  # raises StopRequested on all ranks at the same step
 
-            at["epoch"], at["used"], (images, labels) = next(feed)
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             set_learning_rate(optimizer, settings, step)
-            with phase("forward"):
-                loss = diffusion_loss(model, images, labels)
-            with phase("backward"):  # DDP averages the gradients over the ranks while it computes them
-                loss.backward()
+            summed = torch.zeros(2, device=device)
+            for part in range(1, options.accumulate + 1):
+                at["epoch"], at["used"], batch = next(feed)
+                with nullcontext() if part == options.accumulate else model.no_sync():  # one reduction a step
+                    summed += forward_backward(batch)
+            with phase("agree"):  # batches may have unequal numbers of terms: the mean is over those of all ranks
+                dist.all_reduce(summed)
             with phase("optim"):
-                norm = global_norm(parameter.grad for parameter in model.parameters())
-                clip_gradients(model.parameters(), norm, settings.train.clip_norm)
+                scaler.unscale_(optimizer)
+                factor = job.world_size * options.batch_size / summed[1]  # from DDP's mean of sums to the mean of terms
+                norm = clip_gradients(network.parameters(), factor, options.clip_norm)
                 nonfinite += step_if_finite(optimizer, norm)
+                scaler.update()
                 optimizer.zero_grad(set_to_none=True)
+                if average:
+                    average.update_parameters(network)
 
             at["step"] = step + 1
             step_done(at["step"], at["epoch"])
             bar.update()
             if due(at["step"], settings.log.every_steps):
-                run.metrics.scalars(at["step"], {"loss": loss, "grad_norm": norm, "nonfinite_steps": nonfinite})
+                values = {"loss": summed[0] / summed[1], "grad_norm": norm, "nonfinite_steps": nonfinite}
+                run.metrics.scalars(at["step"], values | {"param_norm": global_norm(network.parameters())})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
-                if run.metrics.latest.get("nonfinite_steps", 0) > settings.train.max_nonfinite:
+                # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
+                search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
+                if run.metrics.latest.get("nonfinite_steps", 0) > options.max_nonfinite + search:
                     raise NonFinite("more steps than train.max_nonfinite had a NaN or infinite gradient")
     except StopRequested:
         save(must=True)
@@ -136,15 +169,6 @@ def train(settings: Settings, run: Session) -> None:
 def due(step: int, every: int, last: bool = False) -> bool:
     """Whether something done every so many steps, and at the end, is to be done now."""
     return step > 0 and (last or step % every == 0)
-
-
-def wrap(model: nn.Module) -> DistributedDataParallel:
-    """DDP with what this model needs, and nothing out of superstition.
-
-    No device_ids: the module is on its device already, and its inputs are moved in the loop. No word on buffers: there
-    are none, since GroupNorm keeps no running statistics. Parameters need no broadcast by hand: DDP makes it here.
-    """
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # the view saves a copy of the gradients
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> None:

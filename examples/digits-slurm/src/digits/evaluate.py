@@ -1,7 +1,7 @@
 """Validation: the mean loss over the held-out images, the same number however many ranks share the work.
 
-Each rank returns two numbers for its own share; `train.py` adds these up over the ranks, once, at the end. There is no
-collective in here, so the shares may differ in size: no rank waits for a batch that another does not have.
+Each rank adds up two numbers over its own share, and the ranks add up theirs once, at the end. There is no collective
+in between, so the shares may differ in size: no rank waits for a batch that another does not have.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,11 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from .ddp.agree import total
+from .ddp.setup import Dist
 from .model import velocity_error
+
+METRIC = "val_loss"  # the number to watch
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -24,16 +28,30 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
+    job: Dist,
+    settings: EvalSettings,
+    progress: Callable[[], None],
+) -> dict[str, float]:
+    """Return the metrics, the same on every rank. All ranks must call it.
+
+    `batches` yields images, labels and indices as described in `data.py`, this rank's share of them, without repeats.
+    `model` is the bare module, as the DDP wrapper may communicate in its forward. `progress` is called after every
+    batch. Raises ValueError if no image was evaluated.
+    """
+    loss_sum, count = total(job, add_up(model, batches, job.device, settings, progress)).tolist()
+    if count == 0:
+        raise ValueError("no image was evaluated: the validation set is empty; raise data.val_fraction")
+    return {METRIC: loss_sum / count}
+
+
+def add_up(
+    model: nn.Module,
+    batches: Iterable[Sequence[Tensor]],
     device: torch.device,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> Tensor:
-    """Return the sum of the losses and the number of images of this rank, float64 [2] on `device`.
-
-    `batches` yields images, labels and indices as described in `data.py`, all of them or this rank's share, without
-    repeats. `model` is the bare module, as the DDP wrapper may communicate in its forward. `progress` is called after
-    every batch.
-    """
+    """Return the sum of the losses and the number of images of this rank, float64 [2] on `device`."""
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
@@ -49,14 +67,6 @@ def evaluate(
     finally:
         model.train(was_training)
     return totals
-
-
-def finish(totals: Tensor) -> dict[str, float]:
-    """Return the metrics from the totals of all ranks, float64 [2]. Raises ValueError if no image was evaluated."""
-    loss_sum, count = totals.tolist()
-    if count == 0:
-        raise ValueError("no image was evaluated: the validation set is empty; raise data.val_fraction")
-    return {"val_loss": loss_sum / count}
 
 
 def draws(indices: Tensor, shape: torch.Size, seed: int) -> tuple[Tensor, Tensor]:

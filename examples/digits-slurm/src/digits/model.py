@@ -9,11 +9,15 @@ nothing to save in a checkpoint, and nothing to keep on the right device.
 """
 
 import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
 
@@ -26,6 +30,7 @@ class ModelSettings(BaseModel, extra="forbid"):
 
     channels: int = Field(default=16, ge=GROUPS, multiple_of=GROUPS, description="feature maps at full resolution")
     levels: int = Field(default=2, ge=1, le=6, description="resolutions; each halves the image, doubles the channels")
+    checkpointing: bool = Field(default=False, description="compute activations twice instead of keeping them")
 
 
 def build_model(settings: ModelSettings) -> nn.Module:
@@ -40,24 +45,38 @@ def build_model(settings: ModelSettings) -> nn.Module:
             f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width}\n"
             "lower model.levels, or pad the images in data.py"
         )
-    return UNet(settings.channels, settings.levels, IMAGE_SHAPE[0], CLASSES)
+    return UNet(settings, IMAGE_SHAPE[0], CLASSES)
 
 
-def diffusion_loss(
-    model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None, drop: float = 0.1
-) -> Tensor:
-    """Return the mean loss of a batch, a scalar, at times and with noise drawn at random.
+def wrap(network: nn.Module, compile: bool = False) -> DistributedDataParallel:
+    """DDP with what this network needs, and nothing out of superstition.
 
-    images: float [N, C, H, W] in [-1, 1]; labels: int64 [N]; `drop` is the share of labels hidden from the network.
-    `model` may be the DDP wrapper. Without `generator` the draws come from the default generator of the images' device,
-    whose state a checkpoint holds, so a resumed run draws the same. Never waits for the device.
+    No device_ids: the network is on its device already, and its inputs are moved in the loop. No
+    find_unused_parameters: every parameter gets a gradient in every step. Nothing about buffers: there are none, since
+    GroupNorm keeps no running statistics. Parameters need no broadcast by hand: DDP makes it here.
     """
+    compiled = cast(nn.Module, torch.compile(network)) if compile else network
+    return DistributedDataParallel(compiled, gradient_as_bucket_view=True)  # the view saves a copy of the gradients
+
+
+def training_loss(
+    model: nn.Module, batch: Sequence[Tensor], generator: torch.Generator | None = None, drop: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """Return the loss summed over a batch and the number of its terms, two scalars, at random times with random noise.
+
+    batch: images, float [N, C, H, W] in [-1, 1], and labels, int64 [N]; `drop` is the share of labels hidden from the
+    network. `model` is the DDP wrapper: only its forward prepares the reduction of gradients. Without `generator` the
+    draws come from the default generator of the images' device, whose state a checkpoint holds, so a resumed run draws
+    the same. Never waits for the device.
+    """
+    images, labels = batch
     n, device = len(images), images.device
     # One time in each n-th of [0, 1), shifted together: covers all noise levels in every batch (arXiv:2107.00630).
     t = (torch.arange(n, device=device) / n + torch.rand(1, device=device, generator=generator)) % 1
     noise = torch.randn(images.shape, device=device, generator=generator)
     hidden = torch.rand(n, device=device, generator=generator) < drop
-    return velocity_error(model, images, labels.masked_fill(hidden, NO_LABEL), t, noise).mean()
+    errors = velocity_error(model, images, labels.masked_fill(hidden, NO_LABEL), t, noise)
+    return errors.sum(), torch.ones_like(errors).sum()
 
 
 def velocity_error(model: nn.Module, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor) -> Tensor:
@@ -76,9 +95,10 @@ def schedule(t: Tensor) -> tuple[Tensor, Tensor]:
 class UNet(nn.Module):
     """Predicts the velocity, [N, C, H, W], from noisy images [N, C, H, W], times [N] and labels [N] (or NO_LABEL)."""
 
-    def __init__(self, channels: int, levels: int, image_channels: int, classes: int) -> None:
+    def __init__(self, settings: ModelSettings, image_channels: int, classes: int) -> None:
         super().__init__()
-        widths = [channels * 2**level for level in range(levels)]
+        channels, self.checkpointing = settings.channels, settings.checkpointing
+        widths = [channels * 2**level for level in range(settings.levels)]
         condition = 4 * channels
         self.channels = channels
         self.time = nn.Sequential(nn.Linear(2 * channels, condition), nn.SiLU(), nn.Linear(condition, condition))
@@ -99,13 +119,22 @@ class UNet(nn.Module):
         x = self.first(x)
         skips = []
         for level, block in enumerate(self.down):
-            x = block(F.avg_pool2d(x, 2) if level else x, condition)
+            x = self._run(block, F.avg_pool2d(x, 2) if level else x, condition)
             skips.append(x)
-        x = self.middle(x, condition)
+        x = self._run(self.middle, x, condition)
         for level, block in enumerate(self.up):
-            x = block(torch.cat([F.interpolate(x, scale_factor=2.0) if level else x, skips.pop()], dim=1), condition)
+            x = torch.cat([F.interpolate(x, scale_factor=2.0) if level else x, skips.pop()], dim=1)
+            x = self._run(block, x, condition)
         velocity: Tensor = self.last(x)
         return velocity
+
+    def _run(self, block: nn.Module, x: Tensor, condition: Tensor) -> Tensor:
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            result: Tensor = block(x, condition)
+            return result
+        # Not reentrant: the only kind that works with DDP and torch.compile without further settings.
+        recomputed: Tensor = checkpoint(block, x, condition, use_reentrant=False)
+        return recomputed
 
 
 class Block(nn.Module):

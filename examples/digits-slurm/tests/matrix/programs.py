@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from digits.config import Settings
@@ -16,6 +17,7 @@ from digits.ddp.agree import total
 from digits.ddp.guard import Progress, on_rank0
 from digits.ddp.heartbeat import phase, step_done
 from digits.ddp.loader import batches, make_loader
+from digits.ddp.rehearsal import rehearse
 from digits.ddp.session import Session, session
 from digits.ddp.settings import load
 
@@ -97,6 +99,13 @@ class Stream(IterableDataset[int]):
         return iter(range(self.length))
 
 
+def around_ddp(_settings: Settings, run: Session) -> None:
+    """A loss that passes the DDP model by: without a reduction, each rank would train a model of its own."""
+    network = torch.nn.Linear(4, 1).to(run.dist.device)
+    samples = torch.full((1, 4), 1.0 + run.dist.rank, device=run.dist.device)
+    rehearse(run.dist, [DistributedDataParallel(network)], lambda: network(samples).sum().backward())
+
+
 def uneven_lengths(settings: Settings, run: Session) -> None:
     """A data set that is longer on rank 1."""
     make_loader(Numbers(100 + run.dist.rank), run.dist, settings.loader, batch_size=4)
@@ -126,7 +135,7 @@ def destroyed_group(_settings: Settings, run: Session) -> None:
 PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
     program.__name__: program
     for program in (
-        *(sums, long_guard, lonely_guard, nested_guard, collective_in_guard),
+        *(sums, long_guard, lonely_guard, nested_guard, collective_in_guard, around_ddp),
         *(uneven_lengths, uneven_stream, destroyed_group, broken_pipe, stuck_at_the_end),
     )
 }

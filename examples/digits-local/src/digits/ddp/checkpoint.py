@@ -88,8 +88,10 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     except OSError as error:
         who = joined.who(joined.rank)
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
-    for key, item in objects.items():
-        item.load_state_dict(payload["objects"][key])
+    for key in objects.keys() & payload["objects"].keys():
+        objects[key].load_state_dict(payload["objects"][key])
+    if new := sorted(objects.keys() - payload["objects"].keys()):  # switched on since
+        log.warning("%s holds no %s: that begins anew", path.parent, ", ".join(new))
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)
     log.info("resumed from %s", path.parent)
@@ -104,8 +106,7 @@ def set_aside(joined: Dist, run_dir: Path) -> None:
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
-    # Named by host and process: a requeued job may meet its predecessor.
-    aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"
+    aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"  # a requeued job may meet its predecessor
     try:
         _remove_leftovers(root)
         shutil.rmtree(aside, ignore_errors=True)
@@ -143,8 +144,7 @@ def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -
     return None
 
 
-def _remove_leftovers(root: Path) -> None:
-    """What killed writers have left: nobody takes an hour to write one file after the other."""
+def _remove_leftovers(root: Path) -> None:  # of killed writers: nobody takes an hour between two files
     for path in root.glob(".writing-*"):
         with suppress(OSError):
             if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:

@@ -50,21 +50,27 @@ def make_loader(
     train: bool = True,
     collate_fn: Callable[[list[T]], Any] | None = None,
     sharded: bool = False,
+    full: bool = False,
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
     Training loaders have equally many batches on every rank; evaluation loaders show each sample once.
 
-    A map-style data set is shuffled for training, and each rank reads its own samples only. An IterableDataset must be
+    A map-style data set is shuffled for training, and each rank reads its own samples only. If it has `lengths` (one
+    number a sample), the samples of a step are about equally long on all ranks; if it has `collate(samples)`, that
+    makes the batches. An IterableDataset must be
     the same stream on every rank: sample i goes to rank i % world_size, and each process reads all of it to take its
     own. Its order is its own business: if it has `set_epoch(epoch)`, that is called before each epoch. For a stream
     that is slow to read, let the data set itself yield this rank's samples (and in a worker, of `get_worker_info`, that
     worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
 
+    `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
+
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
     """
-    _compare_lengths(dataset, joined, "training" if train else "evaluation", settings.uneven, sharded)
+    what, least = "training" if train else "evaluation", batch_size if full else 1
+    _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
     located: Dataset[T]
@@ -72,15 +78,24 @@ def make_loader(
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
     else:
-        order = GlobalOrder(len(cast(Any, dataset)), joined, seed=seed, shuffle=train, uneven=uneven)
+        lengths = getattr(dataset, "lengths", None)
+        order = GlobalOrder(
+            len(cast(Any, dataset)),
+            joined,
+            seed=seed,
+            shuffle=train,
+            uneven=uneven,
+            lengths=lengths,
+            batch=batch_size,
+        )
         located = Located(dataset, joined, workers)
     return DataLoader(
         located,
         batch_size=batch_size,
         sampler=order,
         num_workers=workers,
-        drop_last=sharded and uneven == "drop",  # else only some ranks might have a smaller last batch
-        collate_fn=collate_fn,
+        drop_last=full or (sharded and uneven == "drop"),  # else only some ranks might have a smaller last batch
+        collate_fn=collate_fn or getattr(dataset, "collate", None),
         timeout=patience(joined) if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
@@ -91,7 +106,7 @@ def make_loader(
     )
 
 
-def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str, sharded: bool) -> None:
+def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str, sharded: bool, least: int) -> None:
     stream = isinstance(dataset, IterableDataset)
     try:
         length = len(cast(Any, dataset))
@@ -111,9 +126,9 @@ def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str
     if stream:
         remedy = "make it the same stream on every rank, or pass sharded=True if each rank reads its own part"
     same(joined, f"the number of {what} samples", length, remedy)
-    if length is not None and length < joined.world_size:
-        ranks = joined.world_size
-        raise ConfigError(f"{length} samples for {ranks} ranks: some would have none", "use fewer ranks or more data")
+    if length is not None and length < least * joined.world_size:
+        problem = f"{length} {what} samples for {joined.world_size} ranks: not even {least} for each"
+        raise ConfigError(problem, "use fewer ranks, smaller batches or more data")
 
 
 def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0) -> Iterator[T]:

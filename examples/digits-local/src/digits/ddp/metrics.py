@@ -43,10 +43,15 @@ def global_norm(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Scale gradients in place so that their global norm is at most `max_norm`; `norm` is their present one."""
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], scale)
+def clip_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor | float, max_norm: float) -> torch.Tensor:
+    """Multiply gradients in place by `factor`, then scale them down to a global norm of at most `max_norm`.
+
+    One pass over the gradients for both. Returns: their norm after the first and before the second, a scalar.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = global_norm(gradients) * factor
+    torch._foreach_mul_(gradients, factor * (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -22,12 +22,23 @@ class GlobalOrder(Sampler[int]):
 
     The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with
     another number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ
-    by one.
+    by one. With `lengths`, the samples of one global batch are about equally long: see `by_length`.
     """
 
-    def __init__(self, length: int, joined: Dist, *, seed: int, shuffle: bool, uneven: str) -> None:
+    def __init__(
+        self,
+        length: int,
+        joined: Dist,
+        *,
+        seed: int,
+        shuffle: bool,
+        uneven: str,
+        lengths: Sequence[int] | None = None,
+        batch: int = 1,
+    ) -> None:
         self.length, self.rank, self.world_size = length, joined.rank, joined.world_size
         self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
+        self.lengths, self.batch = lengths, batch
         self.epoch, self.start = 0, 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -37,7 +48,10 @@ class GlobalOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         order = torch.arange(self.length)
         if self.shuffle:
-            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.length, generator=generator)
+            if self.lengths is not None:
+                order = by_length(order, self.lengths, self.batch * self.world_size, generator)
         left = order[self.start :]
         rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
         if rest and self.uneven == "pad":
@@ -52,6 +66,19 @@ class GlobalOrder(Sampler[int]):
         if self.uneven == "keep":
             return whole + (self.rank < rest)
         return whole + (rest > 0 and self.uneven == "pad")
+
+
+def by_length(order: torch.Tensor, lengths: Sequence[int], batch: int, generator: torch.Generator) -> torch.Tensor:
+    """`order`, int64 [N], rearranged so that each `batch` samples in a row have about the same length.
+
+    Within pools of 50 batches samples are sorted, and then the batches are shuffled, so that lengths do not rise
+    through an epoch. As ranks take the samples of a global batch in turn, each gets the same amount of work.
+    """
+    size = torch.tensor(lengths)[order]
+    pools = [pool[size[pool].argsort(stable=True)] for pool in torch.arange(len(order)).split(50 * batch)]
+    *whole, last = torch.cat(pools).split(batch)
+    mixed = [whole[index] for index in torch.randperm(len(whole), generator=generator).tolist()]
+    return order[torch.cat([*mixed, last])]
 
 
 class LocatedStream(IterableDataset[T]):

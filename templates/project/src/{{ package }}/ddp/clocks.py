@@ -8,7 +8,7 @@ from itertools import pairwise
 from pydantic import BaseModel, Field, model_validator
 
 WEEK_S = 7 * 86400.0
-# Phases whose limit can be set apart: the others have clocks of their own (init_s, guard_s).
+# Phases whose limit can be set apart: the others have clocks of their own (init_s, compile_s, guard_s).
 PHASES = ("train", "data", "forward", "backward", "optim", "eval", "log", "agree", "checkpoint", "shutdown")
 
 
@@ -24,6 +24,7 @@ class Clocks(BaseModel, extra="forbid", allow_inf_nan=False):
     stall_s: float = Field(180, gt=0, description="no progress inside one phase; must stay below collective_s")
     collective_s: float = Field(300, gt=0, description="one collective of the training group; must stay below guard_s")
     guard_s: float = Field(1800, gt=0, description="rank-0 work without a sign of progress")
+    compile_s: float = Field(1800, gt=0, description="the first forward and backward of each rank, see rehearsal.py")
     phase_s: dict[str, float] = Field({}, description="stall limits of single phases: {data: 60, eval: 240}")
     learn_factor: float = Field(
         0, ge=0, description="tighten stall limits to this many times the longest wait so far, 10 s at least; 0: off"
@@ -72,6 +73,8 @@ class Clocks(BaseModel, extra="forbid", allow_inf_nan=False):
             return self.init_s
         if phase.startswith("guard:"):
             return self.guard_s
+        if phase.endswith("compile"):  # the ranks that wait for others get more time than those that compile
+            return self.compile_s + (2 * self.silent_s if phase.startswith("wait:") else 0)
         if phase.startswith("wait:"):  # rank 0's own limit rings first: this one is for a rank 0 that cannot speak
             return self.guard_s + 2 * self.silent_s
         limit = self.phase_s.get(phase, self.stall_s)

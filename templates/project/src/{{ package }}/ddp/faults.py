@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import clocks
 from .env import detect
 from .errors import ConfigError
 
@@ -59,7 +60,7 @@ WORKER_KINDS = {
 }
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT", "term": "SIGTERM", "usr2": "SIGUSR2"}
 DEFAULTS = {"rank": "0", "step": "0", "phase": "forward", "attempt": "0", "seconds": "1000000"}
-PHASES = ("init", "train", "data", "forward", "backward", "optim", "eval", "log", "agree", "checkpoint", "shutdown")
+PHASES = ("init", "compile", *clocks.PHASES)
 VALUES = {
     "rank": r"\d+|all",
     "step": r"\d+",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 # What a training step consists of; evaluation, sampling and checkpoints are no part of it.
 STEP_PHASES = ("data", "forward", "backward", "optim", "log")
 USUAL = 50  # steps that make up what is usual
-SLOW, GROWN = 3.0, 2.0  # times the usual; times the first ones
+SLOW, GROWN = 2.0, 2.0  # times the usual; times the first ones
 
 
 class Pace:
@@ -18,6 +18,7 @@ class Pace:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._recent: deque[float] = deque(maxlen=USUAL)
+        self._phases: deque[dict[str, float]] = deque(maxlen=USUAL)
         self._first: float | None = None  # median of the first full window: what later ones are compared with
         self._notes: list[str] = []
 
@@ -33,12 +34,15 @@ class Pace:
         took = sum(spent.values())
         if len(self._recent) >= 10:
             usual = statistics.median(self._recent)
-            if took > SLOW * usual and took - usual > 1.0:
-                most = max(spent, key=lambda name: spent[name])
+            if took > SLOW * usual and took - usual > 0.5:
+                each = {name: statistics.median(past[name] for past in self._phases) for name in STEP_PHASES}
+                most = max(spent, key=lambda name: spent[name] - each[name])
                 self._notes.append(
-                    f"slow step: step {step} took {took:.1f} s, {usual:.2g} s is usual; {spent[most]:.1f} s in {most}"
+                    f"slow step: step {step} took {took:.1f} s, {usual:.2g} s is usual; "
+                    f"{spent[most]:.1f} s in {most}, {each[most]:.2g} s is usual"
                 )
         self._recent.append(took)
+        self._phases.append(spent)
         if len(self._recent) == USUAL and step % USUAL == 0:
             self._compare(step)
 

@@ -1,0 +1,125 @@
+"""One step of the largest batch before the first real one: what cannot work fails now, on a clock of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, default_collate
+
+from .agree import gather
+from .errors import Diverged
+from .heartbeat import phase, progress
+from .metrics import global_norm
+from .rng import random_state, restore_random_state
+from .setup import Dist
+
+log = logging.getLogger("ddp")
+
+
+def largest_batch(dataset: Dataset[Any], batch_size: int) -> Any:
+    """The batch that needs the most memory: the longest samples of a data set with `lengths`, else the first ones."""
+    lengths = getattr(dataset, "lengths", None)
+    collate = getattr(dataset, "collate", default_collate)
+    with phase("data"):
+        if lengths is not None:
+            longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
+            return collate([dataset[index] for index in longest])
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            return collate([dataset[index] for index in range(min(batch_size, len(dataset)))])
+        return collate(list(islice(iter(dataset), batch_size)))
+
+
+def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Callable[[], object]) -> None:
+    """Run `step` (forward and backward of all `models`) twice, compare the ranks, and leave no trace of it.
+
+    The first time each rank is alone, off the collective clock: this is where torch.compile compiles and cuDNN chooses,
+    for as long as `clocks.compile_s` allows, however differently long the ranks take. The second time they reduce their
+    gradients. What must hold afterwards: the gradients are equal on all ranks. They are not if the loss was computed
+    around the DDP wrapper, and then each rank would train a model of its own. Memory runs out here or hardly ever.
+
+    Raises:
+        Diverged: on all ranks, naming those whose gradients differ.
+    """
+    device = joined.device
+    random, buffers = random_state(device), [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.monotonic()
+    with phase("compile"), ExitStack() as alone:
+        for model in models:
+            alone.enter_context(model.no_sync())
+        step()
+        _synchronize(device)
+    first = time.monotonic() - began
+    _zero(models)
+    _wait_for_all(joined)
+
+    began = time.monotonic()
+    step()
+    norm = global_norm(parameter.grad for model in models for parameter in model.parameters()).item()
+    second = time.monotonic() - began
+    _zero(models)
+    restore_random_state(random, device)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+    _compare(joined, gather(joined, (first, second, peak, norm)))
+
+
+def _compare(joined: Dist, found: list[tuple[float, float, float, float]]) -> None:
+    norms = [row[3] for row in found]
+    usual = sorted(norms)[len(norms) // 2]
+    if torch.tensor(norms).isfinite().all():  # the scale of fp16 may be too large at first
+        odd = [rank for rank, norm in enumerate(norms) if abs(norm - usual) > 1e-3 * abs(usual)]
+        if odd:
+            each = ", ".join(f"{joined.who(rank)}: {norm:.6g}" for rank, norm in enumerate(norms[:8]))
+            raise Diverged(
+                f"after the reduction gradients must be equal, but their norms are not ({each}): compute the loss with "
+                "the DDP model, not with the module inside it",
+                odd if 2 * len(odd) < len(norms) else list(range(len(norms))),
+            )
+    slowest = max(range(len(found)), key=lambda rank: found[rank][0])
+    memory = f", at most {max(row[2] for row in found):.2f} GiB of GPU memory" if joined.device.type == "cuda" else ""
+    log.info(
+        "rehearsal: a step of the largest batch took %.2f s the first time (%s), then %.2f s%s",
+        found[slowest][0],
+        joined.who(slowest),
+        max(row[1] for row in found),
+        memory,
+    )
+
+
+def _wait_for_all(joined: Dist) -> None:
+    """On the store, so that one rank may compile for longer than a collective may take."""
+    store, pause, spoke = joined.store, 0.01, time.monotonic()
+    ready = store.add("rehearsal", 1)
+    with phase("wait:compile"):
+        while ready < joined.world_size:
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
+            now_ready = store.add("rehearsal", 0)
+            if now_ready != ready:
+                progress(f"{now_ready} of {joined.world_size} ranks are ready")
+            if time.monotonic() - spoke > 10:
+                spoke = time.monotonic()
+                log.info("waiting for %d ranks in phase compile", joined.world_size - now_ready)
+            ready = now_ready
+
+
+def _zero(models: Sequence[nn.Module]) -> None:
+    for model in models:
+        model.zero_grad(set_to_none=True)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

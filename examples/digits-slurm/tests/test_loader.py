@@ -23,6 +23,7 @@ from digits.ddp.fetch import kind_of, next_batch
 from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
 from digits.ddp.lockstep import in_step
 from digits.ddp.reading import Reading
+from digits.ddp.rehearsal import largest_batch
 from digits.ddp.setup import Dist
 from digits.ddp.shards import GlobalOrder, LocatedStream
 
@@ -238,3 +239,55 @@ def test_a_slow_batch_is_waited_for_and_a_stuck_worker_is_not(monkeypatch: pytes
     with pytest.raises(DataFailed, match="timed out after 10 seconds"):
         next_batch(Slow(5), joined, reading, 0)
     assert next_batch(Slow(20, moves=True), joined, reading, 100) == 7, "it reads past what the checkpoint has seen"
+
+
+class Texts(Dataset[torch.Tensor]):
+    """Samples of very unequal length, and how to make a batch of them."""
+
+    lengths = [3 + (7919 * index) % 200 for index in range(1003)]  # noqa: RUF012 (never changed)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.lengths[index],), index)
+
+    def collate(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_samples_of_a_step_are_about_equally_long_on_all_ranks(group: None, world_size: int) -> None:
+    texts, loaders, wasted = Texts(), [], {}
+    for rank in range(world_size):
+        joined, lengths = a_rank(rank, world_size), texts.lengths
+        order = GlobalOrder(len(texts), joined, seed=1, shuffle=True, uneven="pad", lengths=lengths, batch=8)
+        loaders.append(torch.tensor(list(order)).split(8))
+    assert len({len(loader) for loader in loaders}) == 1, "the same number of steps"
+    seen = torch.cat([part for loader in loaders for part in loader])
+    assert set(seen.tolist()) == set(range(len(texts)))
+    assert len(seen) - len(texts) < world_size, "nothing twice but the padding of the last step"
+    longest = [[max(texts.lengths[index] for index in part) for part in loader] for loader in loaders]
+    assert max(max(step) - min(step) for step in zip(*longest, strict=True)) <= 20, "the same work in a step"
+    assert longest[0] != sorted(longest[0]), "lengths do not rise through an epoch"
+    # Padding: next to none, against about half in batches of random samples.
+    for name, batched in (("sorted", loaders[0]), ("random", torch.randperm(len(texts)).split(8))):
+        cells = sum(len(part) * max(texts.lengths[index] for index in part) for part in batched)
+        wasted[name] = 1 - sum(texts.lengths[index] for part in batched for index in part) / cells
+    assert wasted["sorted"] < 0.1 < wasted["random"]
+
+
+def test_a_data_set_may_make_its_own_batches(group: None) -> None:
+    loader = make_loader(Texts(), a_rank(), LoaderSettings(), batch_size=4)
+    batch: Any = next(batches(loader, a_rank()))
+    assert batch.shape[0] == 4
+    assert batch.min() == -1 or len(set((batch >= 0).sum(1).tolist())) == 1
+    assert largest_batch(Texts(), 3).shape == (3, max(Texts.lengths))
+    assert largest_batch(Numbers(10), 3).tolist() == [0, 1, 2]
+
+
+def test_full_batches_leave_out_the_rest_and_refuse_to_have_none(group: None) -> None:
+    loader = make_loader(Texts(), a_rank(), LoaderSettings(), batch_size=100, full=True)
+    assert [len(batch) for batch in batches(loader, a_rank())] == [100] * 10
+    with pytest.raises(ConfigError, match="not even 2000 for each"):
+        make_loader(Texts(), a_rank(), LoaderSettings(), batch_size=2000, full=True)

@@ -1,0 +1,83 @@
+"""The model families, and runs of them for the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from launch_helpers import environment
+from pairs import Row, pairwise
+
+ROOT = Path(__file__).parents[1]
+FAMILIES: list[str] = sorted(yaml.safe_load((ROOT / "copier.yml").read_text())["model"]["choices"].values())
+
+# Each pair of two of these is run once; a compiled run takes the longest, so there are no more than needed.
+PAIRS = pairwise(
+    {
+        "model": FAMILIES,
+        "precision": ["fp32", "bf16", "fp16"],
+        "accumulate": [1, 2],
+        "compile": [False, True],
+        "launcher": ["python", "torchrun", "srun"],
+        "preset": ["local", "generic-slurm"],
+    },
+    allowed=lambda row: row["preset"] == "generic-slurm" or row["launcher"] != "srun",
+    dear=lambda row: 6.0 * row["compile"],
+)
+
+SHORT = [
+    *("--run.device", "cpu", "--log.tracker", "none", "--train.steps", "6", "--log.every_steps", "1"),
+    *("--eval.every_steps", "3", "--sample.every_steps", "6", "--checkpoint.every_steps", "6"),
+]
+
+
+def options(row: Row) -> list[str]:
+    """The command line of a row of PAIRS."""
+    arguments = ["--train.precision", row["precision"], "--train.accumulate", str(row["accumulate"])]
+    return [*SHORT, *arguments, "--train.compile", str(row["compile"]).lower()]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended: the launcher's exit code, its output, and the run directory."""
+
+    code: int
+    output: str
+    dir: Path
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        return dict(json.loads((self.dir / "outcome.json").read_text()))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def train(project: Path, *arguments: str, launcher: str = "torchrun", ranks: int = 2, **variables: str) -> Run:
+    """Train to the end on CPU: plain python, or launch/torchrun.sh with `ranks` processes."""
+    package = next((project / "src").iterdir()).name
+    command = ["bash", "launch/torchrun.sh"] if launcher == "torchrun" else ["python", "-m", f"{package}.train"]
+    run_id = f"run{len(list((project / 'runs').glob('*')))}"
+    surroundings = environment(
+        PYTHONPATH=str(project / "src"),
+        NPROC=str(ranks),
+        OMP_NUM_THREADS="1",
+        DDP_RUN__ID=run_id,
+        MAX_RESTARTS="0",
+        **variables,
+    )
+    ended = subprocess.run(
+        [*command, *arguments],
+        cwd=project,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return Run(ended.returncode, ended.stdout, project / "runs" / run_id)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -139,6 +140,9 @@ def fault(joined: Dist) -> None:
     except DataFailed as error:
         print(f"{error.kind} | {error}", flush=True)
         os._exit(0)  # as a run does; else DataLoader's end would wait 5 s for each stuck worker
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     raise AssertionError("no fault was met")
 
 

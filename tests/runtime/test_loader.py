@@ -112,8 +112,8 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
     assert len(read[name]) == 3
 
 
-# Tried twice: a worker killed while it sends leaves half a message, for which DataLoader may wait for ever. In a run
-# the monitor ends that; this script has none.
+# Tried twice: of a forked worker PyTorch tells by a signal handler, which may raise between two calls of the loader. A
+# run is prepared for that (blame.py); this script is not.
 @pytest.mark.flaky(reruns=1)
 @pytest.mark.parametrize(
     ("kind", "expected", "says"),

@@ -1,4 +1,4 @@
-"""Every model family: clean code, equal to one process, exact resume, the metric it promises, and all pairs of options."""
+"""Every family: clean code, equal to one process, exact resume, the metric it promises, all pairs of options."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 # What a training step consists of; evaluation, sampling and checkpoints are no part of it.
 STEP_PHASES = ("data", "forward", "backward", "optim", "log")
 USUAL = 50  # steps that make up what is usual
+WAITS = "; there it also waits for other ranks: their logs say more"
 SLOW, GROWN = 2.0, 2.0  # times the usual; times the first ones
 
 
@@ -39,7 +40,7 @@ class Pace:
                 most = max(spent, key=lambda name: spent[name] - each[name])
                 self._notes.append(
                     f"slow step: step {step} took {took:.1f} s, {usual:.2g} s is usual; "
-                    f"{spent[most]:.1f} s in {most}, {each[most]:.2g} s is usual"
+                    f"{spent[most]:.1f} s in {most}, {each[most]:.2g} s is usual{WAITS if most == 'backward' else ''}"
                 )
         self._recent.append(took)
         self._phases.append(spent)

@@ -35,7 +35,8 @@ class Beat:
     note: str = ""
     progress: int = 0
     progress_at: float = field(default_factory=time.monotonic)
-    seconds: dict[str, float] = field(default_factory=dict)  # time spent in each phase so far
+    entered_at: float = field(default_factory=time.monotonic)  # when the present phase began, or was come back to
+    seconds: dict[str, float] = field(default_factory=dict)  # spent in each phase so far, without those inside it
     longest: dict[str, float] = field(default_factory=dict)  # the longest time without progress in each phase so far
     lost: str = ""  # why this rank waits for nobody any more: it has an error that another rank has caused
     pace: Pace = field(default_factory=Pace)
@@ -48,20 +49,32 @@ beat = Beat()
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it."""
-    outer, began = beat.phase, time.monotonic()
+    """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it.
+
+    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`.
+    """
+    outer = beat.phase
+    if outer == "compile":
+        yield
+        return
     _enter(name)
     faults.inject(name, beat.step)
     yield
     # Not reached after an exception: the phase stays as it is, since the report must say where it happened.
-    beat.seconds[name] = beat.seconds.get(name, 0.0) + time.monotonic() - began
     _enter(outer)
 
 
 def _enter(name: str) -> None:
     with beat.lock:
         _move_on()
-        beat.phase, beat.note = name, ""
+        beat.note = ""
+        _change_to(name)
+
+
+def _change_to(name: str) -> None:
+    now = beat.progress_at
+    beat.seconds[beat.phase] = beat.seconds.get(beat.phase, 0.0) + now - beat.entered_at
+    beat.phase, beat.entered_at = name, now
 
 
 def progress(note: str = "") -> None:
@@ -86,7 +99,8 @@ def step_done(step: int, epoch: int) -> None:
     with beat.lock:
         _move_on()
         beat.step, beat.epoch = step, epoch
-        beat.phase = "train" if beat.phase == "init" else beat.phase
+        if beat.phase == "init":
+            _change_to("train")
     beat.pace.step_done(step, beat.seconds)
 
 

@@ -1,0 +1,36 @@
+"""The data, to be replaced by your own. Here: 569 tumours measured under a microscope, which scikit-learn ships.
+
+train.py calls `build_datasets` once on every rank, before the first step. The contract:
+- It returns two data sets, equal on every rank and after every restart: split with a generator of your own, since the
+  default one differs between ranks. No collectives and no slow preparation: that is for a script before the job.
+- Validation is map-style (`__len__`, `__getitem__`), training that or an IterableDataset. A sample is a tuple of
+  tensors, and a batch the same tuple stacked, [N, ...]; for samples of unequal shapes, give the data set an attribute
+  `collate(samples)`, and `lengths`, a number a sample: then the samples of a step are about equally long on all ranks.
+- Reading a sample draws no random number, so that a resumed run reads what it would have read: augmentation belongs in
+  `training_loss`. An exception ends the job, and the report names rank, worker and sample.
+"""
+
+import torch
+from pydantic import BaseModel, Field
+from sklearn.datasets import load_breast_cancer  # type: ignore[import-untyped, unused-ignore]
+from torch.utils.data import TensorDataset
+
+FEATURES = 30  # mean, error and largest value of ten measures of the cell nuclei
+
+
+class DataSettings(BaseModel, extra="forbid"):
+    """What to train on."""
+
+    val_fraction: float = Field(default=0.2, gt=0, lt=1, description="share of the tumours held out for validation")
+    split_seed: int = Field(default=0, ge=0, description="seed of the split; a run and its restarts must share it")
+
+
+def build_datasets(settings: DataSettings) -> tuple[TensorDataset, TensorDataset]:
+    """Return the training and the validation set. An item is (features, malignant), float32 [30] and [], 0 or 1."""
+    columns, benign = load_breast_cancer(return_X_y=True)  # float64 [569, 30], int64 [569]
+    features, malignant = torch.from_numpy(columns).float(), 1 - torch.from_numpy(benign).float()
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(settings.split_seed))
+    held_out = max(1, round(settings.val_fraction * len(features)))
+    val, train = order[:held_out], order[held_out:]
+    features = (features - features[train].mean(dim=0)) / features[train].std(dim=0)
+    return TensorDataset(features[train], malignant[train]), TensorDataset(features[val], malignant[val])

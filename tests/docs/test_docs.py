@@ -330,7 +330,7 @@ def test_every_phase_has_its_row(described_by_code: dict[str, Any], project: Pat
         for path in (project / "src/demo").rglob("*.py")
         for name in re.findall(r'\bphase\(f?"([^"{]+)', path.read_text())
     }
-    assert entered <= set(described) | {"guard:", "wait:", "name"}, entered
+    assert entered <= set(described) | {"guard:", "wait:", "wait:compile", "name"}, entered
 
 
 def test_every_exit_code_has_its_row(described_by_code: dict[str, Any]) -> None:

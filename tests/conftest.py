@@ -23,6 +23,7 @@ def pytest_configure() -> None:
     (home / "copier-settings.yml").write_text("{}\n")
     os.environ.setdefault("DDP_SCAFFOLD_REAL_HOME", os.environ.get("HOME", "/"))  # for tests that run pip
     os.environ |= {
+        "OMP_NUM_THREADS": "1",  # threads that wait for each other by spinning slow down the processes beside
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),
         "XDG_CACHE_HOME": str(home / ".cache"),

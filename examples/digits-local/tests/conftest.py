@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 PROJECT = Path(__file__).parents[1]
+# Read when torch is imported, which is later. Threads that wait for each other by spinning slow down the ranks beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Short runs with short clocks: a test must not wait minutes for a deadline.
 QUICK = [

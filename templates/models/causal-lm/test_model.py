@@ -69,10 +69,13 @@ def test_every_parameter_gets_a_gradient_and_no_buffer_needs_broadcasting() -> N
     assert list(model.named_buffers()) == []
 
 
-def test_checkpointing_changes_no_gradient() -> None:
-    models = [new_model(), new_model(checkpointing=True)]
-    for model in models:
+def test_checkpointing_computes_blocks_again_and_changes_no_gradient() -> None:
+    models, calls = [new_model(), new_model(checkpointing=True)], list[nn.Module]()
+    blocks = [model.get_submodule("blocks.0") for model in models]
+    for model, block in zip(models, blocks, strict=True):
+        block.register_forward_pre_hook(lambda module, _: calls.append(module))
         training_loss(model, first_batch(4))[0].backward()
+    assert [calls.count(block) for block in blocks] == [1, 2]
     for kept, recomputed in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(kept.grad, recomputed.grad)
 
@@ -90,6 +93,19 @@ def test_a_byte_is_predicted_from_those_before_it_only() -> None:
     assert torch.equal(before[:, :49], after[:, :49]), "byte i + 1 of a window is target i"
     assert (before[:, 50:] != after[:, 50:]).any(dim=1).all(), "the later ones do see it"
     assert training_loss(model, (windows,))[1] == windows[:, 1:].numel()
+
+
+class Successor(nn.Module):
+    """Knows that byte b is followed by byte b + 1."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return 100.0 * nn.functional.one_hot((tokens + 1) % 256, 256)
+
+
+def test_the_loss_is_about_the_next_byte() -> None:
+    windows = torch.arange(200, dtype=torch.uint8).reshape(2, 100)
+    assert byte_losses(Successor(), windows).max() < 1e-6
+    assert byte_losses(Successor(), windows.flip(1)).min() > 50
 
 
 def test_an_untrained_model_knows_nothing_and_training_on_one_batch_halves_the_loss() -> None:
@@ -171,7 +187,7 @@ def test_the_texts_stand_in_one_file_that_appears_whole_or_not_at_all(tmp_path: 
     written = path.with_suffix(".txt")
     before = written.read_text(encoding="utf-8")
     assert before.count("the model goes on") == 2
-    assert bytes(val.tensors[0][0, :128].tolist()).decode() in before
+    assert f"text 1: given\n{bytes(val.tensors[0][0, :128].tolist()).decode()}\n-----" in before
     assert [file.name for file in path.parent.iterdir()] == [written.name], "nothing half-written is left"
     written.with_name("step_00000100.txt.tmp").mkdir()
     with pytest.raises(OSError, match=r"step_00000100\.txt\.tmp"):

@@ -138,7 +138,7 @@ def hardened_step(
     def step() -> None:
         nonlocal count
         agreement.poll(count)
-        _, _, batch = next(feed)
+        _, batch = next(feed)
         batch = [tensor.to(joined.device, non_blocking=True) for tensor in batch]
         with heartbeat.phase("forward"):
             loss, terms = part("model").training_loss(model, batch)

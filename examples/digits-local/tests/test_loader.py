@@ -122,7 +122,7 @@ def test_a_stream_through_real_workers(monkeypatch: pytest.MonkeyPatch, count: i
     joined = a_rank()
     loader = make_loader(Numbers(10), joined, settings, batch_size=2)
     feed = endless(loader, joined, 0, 4)
-    got = [(epoch, used, batch.tolist()) for epoch, used, batch in islice(feed, 5)]
+    got = [(position["epoch"], position["used"], batch.tolist()) for position, batch in islice(feed, 5)]
     assert got[:3] == [(0, 6, [4, 5]), (0, 8, [6, 7]), (0, 10, [8, 9])], "no sample is lost to sharding by worker"
     assert got[3:] == [(1, 2, [1000, 1001]), (1, 4, [1002, 1003])], "set_epoch is called"
     own = make_loader(Numbers(10), joined, settings, batch_size=2, sharded=True)
@@ -282,8 +282,30 @@ def test_a_data_set_may_make_its_own_batches(group: None) -> None:
     batch: Any = next(batches(loader, a_rank()))
     assert batch.shape[0] == 4
     assert batch.min() == -1 or len(set((batch >= 0).sum(1).tolist())) == 1
-    assert largest_batch(Texts(), 3).shape == (3, max(Texts.lengths))
-    assert largest_batch(Numbers(10), 3).tolist() == [0, 1, 2]
+    assert largest_batch(Texts(), 3, torch.zeros(1)).shape == (3, max(Texts.lengths))
+    assert largest_batch(Squares(), 3, torch.zeros(1)).tolist() == [0], "the first batch, which is as large as any"
+
+
+def test_an_epoch_of_unequal_lengths_goes_on_with_another_number_of_ranks(group: None) -> None:
+    texts, start = Texts(), 8 * 2 * 20
+    two = [
+        GlobalOrder(1003, a_rank(rank, 2), seed=1, shuffle=True, uneven="keep", lengths=texts.lengths, batch=8)
+        for rank in (0, 1)
+    ]
+    seen = [index for order in two for index in list(order)[: start // 2]]
+    for rank in range(3):
+        order = GlobalOrder(1003, a_rank(rank, 3), seed=1, shuffle=True, uneven="keep", lengths=texts.lengths, batch=8)
+        order.begun = 16  # as the checkpoint says
+        order.set_epoch(0, start)
+        seen += list(order)
+    assert sorted(seen) == list(range(1003)), "each sample once"
+
+
+def test_lengths_that_are_not_those_of_the_samples_are_refused(group: None) -> None:
+    squares: Any = Squares()
+    squares.lengths = [1, 2, 3]
+    with pytest.raises(ConfigError, match="1000 samples and 3 lengths"):
+        make_loader(squares, a_rank(), LoaderSettings(), batch_size=4)
 
 
 def test_full_batches_leave_out_the_rest_and_refuse_to_have_none(group: None) -> None:

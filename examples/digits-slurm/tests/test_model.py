@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from digits.data import CLASSES, IMAGE_SHAPE, DataSettings, build_datasets
+from digits.ddp.errors import ConfigError
 from digits.evaluate import EvalSettings, add_up
 from digits.model import ModelSettings, build_model, training_loss
 from digits.sample import SampleSettings, sample, save_grid
@@ -91,7 +92,7 @@ def test_training_on_one_batch_halves_the_loss() -> None:
 
 
 def test_levels_that_do_not_fit_the_image_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.levels = 5 .*\nlower model\.levels"):
+    with pytest.raises(ConfigError, match=r"model\.levels = 5 .*\n.*lower model\.levels"):
         build_model(ModelSettings(levels=5))
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from .ddp.agree import total
+from .ddp.errors import ConfigError
 from .ddp.setup import Dist
 from .model import Generators
 from .sample import noise_of, synthesise
@@ -39,12 +40,12 @@ def evaluate(
     They are peak signal-to-noise ratios in dB, from the mean squared error of all images together: of the refined image
     (METRIC), of the coarse one, and of the last input, what one would get without any model. `batches` yields inputs,
     targets and indices as described in `data.py`, this rank's share of them, without repeats. `model` holds the bare
-    modules, as a DDP wrapper may communicate in its forward. `progress` is called after every batch. Raises ValueError
+    modules, as a DDP wrapper may communicate in its forward. `progress` is called after every batch. Raises ConfigError
     if no image was evaluated.
     """
     *errors, pixels = total(job, add_up(model, batches, job.device, settings, progress)).tolist()
     if pixels == 0:
-        raise ValueError("no image was evaluated: the validation set is empty; raise data.val_fraction")
+        raise ConfigError("no image was evaluated: the validation set is empty", "raise data.val_fraction")
     names = (METRIC, "val_psnr_coarse", "val_psnr_copy")
     return {name: psnr(error / pixels) for name, error in zip(names, errors, strict=True)}
 

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import cast
 
 import torch
@@ -62,14 +63,9 @@ def train(settings: Settings, run: Session) -> None:
     # What is evaluated and drawn: plain, so it never communicates.
     shown = cast(Generators, average.module) if average else generators
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
-    optimizer, d_optimizer = (
-        torch.optim.AdamW(
-            network.parameters(),
-            lr=options.learning_rate,
-            betas=(0.5, 0.99),  # a long memory of gradients is of little use against an opponent that moves
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
+    lr, decay = options.learning_rate, options.weight_decay
+    optimizer, d_optimizer = (  # a long memory of gradients is of little use against an opponent that moves
+        torch.optim.AdamW(network.parameters(), lr, betas=(0.5, 0.99), weight_decay=decay, fused=True)
         for network in (generators, discriminator)
     )
     scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")  # one scale for both optimisers
@@ -81,7 +77,7 @@ def train(settings: Settings, run: Session) -> None:
     val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # batches that every rank has
 
     # Where the run stands. "evaluated", "sampled" and "saved" are the steps at which that was last done.
-    at = {"step": 0, "epoch": 0, "used": 0, "evaluated": 0, "sampled": 0, "saved": 0}
+    at = {"step": 0, "epoch": 0, "used": 0, "begun": 0, "evaluated": 0, "sampled": 0, "saved": 0}
     state: dict[str, checkpoint.Stateful] = {"model": generators, "optimizer": optimizer}
     state |= {"discriminator": discriminator, "discriminator_optimizer": d_optimizer}
     state |= {"average": average} if average else {}
@@ -90,6 +86,8 @@ def train(settings: Settings, run: Session) -> None:
         at |= checkpoint.load(job, run.dir, state) or {}
     else:
         checkpoint.set_aside(job, run.dir)
+    if average and not average.n_averaged:  # at the start, or switched on since
+        average.module.load_state_dict(generators.state_dict())
     nonfinite = torch.zeros((), device=device)
 
     def autocast() -> torch.autocast:
@@ -131,7 +129,19 @@ def train(settings: Settings, run: Session) -> None:
         optimizer.zero_grad(set_to_none=True)
         return norm, skipped
 
+    def both(batch: Sequence[Tensor]) -> None:  # so that every wrapper has gradients to compare
+        forward_backward(d_loss, batch)
+        with frozen(discriminator):
+            forward_backward(g_loss, batch)
+
+    def refuse_nonfinite(steps: float) -> None:
+        # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
+        search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
+        if steps > options.max_nonfinite + search:
+            raise NonFinite(f"{steps:.0f} steps had a NaN or infinite gradient, more than train.max_nonfinite allows")
+
     def save(must: bool = False) -> None:
+        refuse_nonfinite(nonfinite.item())  # no good checkpoint makes room for what a diverged run has left
         counters = at | {"saved": at["step"]}
         if checkpoint.save(job, run.dir, counters, state, keep=settings.checkpoint.keep, must=must):
             at["saved"] = at["step"]
@@ -143,19 +153,15 @@ def train(settings: Settings, run: Session) -> None:
         except OSError as error:  # a full disk costs the picture, not the run
             log.warning("no picture of step %d: %s", at["step"], error)
 
+    feed = endless(loader, job, at["epoch"], at["used"], at["begun"])
+    first = next(feed)
+    feed = chain([first], feed)
     if options.rehearse:
-        largest = largest_batch(train_data, options.batch_size)
-
-        def both() -> None:  # so that every wrapper has gradients to compare
-            forward_backward(d_loss, largest)
-            with frozen(discriminator):
-                forward_backward(g_loss, largest)
-
-        rehearse(job, [g1, g2, d], both)
+        largest = largest_batch(train_data, options.batch_size, first[1])
+        rehearse(job, [g1, g2, d], lambda: both(largest))
     step_done(at["step"], at["epoch"])
     visible = job.rank == 0 and sys.stderr is not None  # a terminal, tqdm finds out by itself
     bar = tqdm(total=options.steps, initial=at["step"], unit="step", disable=None if visible else True)
-    feed = endless(loader, job, at["epoch"], at["used"])
     try:
         while True:
             step, last = at["step"], at["step"] >= options.steps
@@ -183,8 +189,9 @@ def train(settings: Settings, run: Session) -> None:
             set_learning_rate(d_optimizer, settings, step, settings.model.discriminator_rate)
             parts = []  # both halves of the step see the same samples
             for _ in range(options.accumulate):
-                at["epoch"], at["used"], batch = next(feed)
-                parts.append(batch)
+                position, batch = next(feed)
+                at |= position
+                parts += [batch]
 
             d_summed = gradients(d_loss, parts, d)
             with phase("optim"):
@@ -206,10 +213,7 @@ def train(settings: Settings, run: Session) -> None:
                 values |= {"d_loss": d_summed[0] / d_summed[1], "d_grad_norm": d_norm}
                 run.metrics.scalars(at["step"], values | {"param_norm": global_norm(generators.parameters())})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
-                # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
-                search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
-                if run.metrics.latest.get("nonfinite_steps", 0) > options.max_nonfinite + search:
-                    raise NonFinite("more steps than train.max_nonfinite had a NaN or infinite gradient")
+                refuse_nonfinite(run.metrics.latest.get("nonfinite_steps", 0))
     except StopRequested:
         save(must=True)
         raise
@@ -239,6 +243,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step
     falling = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
     for group in optimizer.param_groups:
         group["lr"] = scale * settings.train.learning_rate * rising * falling
+        group["weight_decay"] = settings.train.weight_decay  # today's, not that of the checkpoint
 
 
 if __name__ == "__main__":

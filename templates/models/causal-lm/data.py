@@ -46,11 +46,12 @@ def build_datasets(settings: DataSettings) -> tuple[TensorDataset, TensorDataset
 
 def windows(paragraphs: list[bytes], context: int) -> TensorDataset:
     """Return the windows of the paragraphs, packed one after the other; a rest that fills no window is left out."""
-    text = torch.frombuffer(bytearray(BLANK_LINE.join(paragraphs)), dtype=torch.uint8)
+    text = bytearray(BLANK_LINE.join(paragraphs))
     if len(text) <= context:
         problem = f"a part of the text has {len(text)} bytes, and data.context = {context} needs one more than that"
         raise ConfigError(problem, "give data.path more text, or change data.context or data.val_fraction")
-    return TensorDataset(text.unfold(0, context + 1, context))  # a view: the text is in memory once
+    # A view: the text is in memory once.
+    return TensorDataset(torch.frombuffer(text, dtype=torch.uint8).unfold(0, context + 1, context))
 
 
 def split(paragraphs: list[bytes], val_fraction: float, seed: int) -> tuple[list[bytes], list[bytes]]:
@@ -68,7 +69,7 @@ def read_paragraphs(path: str) -> list[bytes]:
     paragraphs into the training and the other into the validation set. Raises ConfigError if there are not even two.
     """
     if path:
-        files = sorted(Path(path).glob("*.txt"))
+        files = sorted(file for file in Path(path).glob("*.txt") if file.is_file())
         text = BLANK_LINE.join(file.read_bytes().replace(b"\r\n", b"\n") for file in files)
     else:
         documents = "\n\n".join(topics[name] for name in sorted(topics))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .ddp.agree import total
+from .ddp.errors import ConfigError
 from .ddp.setup import Dist
 from .model import byte_losses
 
@@ -37,11 +38,11 @@ def evaluate(
     `batches` yields windows as described in `data.py`, this rank's share of them, without repeats. `model` is the bare
     module, as the DDP wrapper may communicate in its forward. `progress` is called after every batch. The first bytes
     of a window have little context, so the number is a little above what the model does in the middle of a text.
-    Raises ValueError if nothing was evaluated.
+    Raises ConfigError if nothing was evaluated.
     """
     nats, count = total(job, add_up(model, batches, job.device, progress)).tolist()
     if count == 0:
-        raise ValueError("no byte was evaluated: the validation set is empty; raise data.val_fraction")
+        raise ConfigError("no byte was evaluated: the validation set is empty", "raise data.val_fraction")
     return {METRIC: nats / count / math.log(2)}
 
 

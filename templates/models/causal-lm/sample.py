@@ -21,7 +21,7 @@ class SampleSettings(BaseModel, extra="forbid"):
     texts: int = Field(default=4, ge=1, description="texts to go on with, evenly spaced in the held-out text")
     prompt: int = Field(default=64, ge=1, description="bytes of each that the model is given; at most data.context")
     length: int = Field(default=200, ge=1, description="bytes that it adds")
-    temperature: float = Field(default=0.8, gt=0, description="below 1 more likely bytes, above 1 more surprising ones")
+    temperature: float = Field(default=0.8, ge=0.01, description="below 1: likely bytes, above 1: surprising ones")
     seed: int = Field(default=0, ge=0, description="seed of the choices, so that the texts of two steps compare")
 
 
@@ -60,7 +60,8 @@ def go_on(
                 if done % 16 == 0:
                     progress(f"byte {done} of {settings.length}")
                 logits = model(text[:, -context:])[:, -1].float().cpu()
-                following = torch.multinomial((logits / settings.temperature).softmax(dim=1), 1, generator=generator)
+                likely = (logits.nan_to_num() / settings.temperature).softmax(dim=1)  # a network may have diverged
+                following = torch.multinomial(likely, 1, generator=generator)
                 text = torch.cat([text, following.to(text.device)], dim=1)
     finally:
         model.train(was_training)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import IMAGE_SHAPE, NAMES
+from .ddp.errors import ConfigError
 
 GROUPS = 8  # of every GroupNorm
 
@@ -32,14 +33,14 @@ class ModelSettings(BaseModel, extra="forbid"):
 def build_model(settings: ModelSettings) -> nn.Module:
     """Return the network for the images and classes of `data.py`, initialised from the default generator.
 
-    Raises ValueError if the image is too small for so many stages.
+    Raises ConfigError if the image is too small for so many stages.
     """
     _, height, width = IMAGE_SHAPE
     smallest = 2 ** (settings.stages - 1)
     if min(height, width) < smallest:
-        raise ValueError(
-            f"model.stages = {settings.stages} needs images of {smallest} pixels or more, not {height}x{width}\n"
-            "lower model.stages"
+        raise ConfigError(
+            f"model.stages = {settings.stages} needs images of {smallest} pixels or more, not {height}x{width}",
+            "lower model.stages",
         )
     return ResNet(settings, IMAGE_SHAPE[0], len(NAMES))
 

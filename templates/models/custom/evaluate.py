@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .ddp.agree import total
+from .ddp.errors import ConfigError
 from .ddp.setup import Dist
 from .model import logits
 
@@ -36,10 +37,10 @@ def evaluate(
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:
-    """Return the share of right answers. Raises ValueError if nothing was evaluated."""
+    """Return the share of right answers. Raises ConfigError if nothing was evaluated."""
     right, count = total(job, add_up(model, batches, job.device, progress)).tolist()
     if count == 0:
-        raise ValueError("nothing was evaluated: the validation set is empty; raise data.val_fraction")
+        raise ConfigError("nothing was evaluated: the validation set is empty", "raise data.val_fraction")
     return {METRIC: right / count}
 
 

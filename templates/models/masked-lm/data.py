@@ -93,7 +93,7 @@ def read_paragraphs(path: str) -> list[bytes]:
     paragraphs into the training and the other into the validation set. Raises ConfigError if there are not even two.
     """
     if path:
-        files = sorted(Path(path).glob("*.txt"))
+        files = sorted(file for file in Path(path).glob("*.txt") if file.is_file())
         text = BLANK_LINE.join(file.read_bytes().replace(b"\r\n", b"\n") for file in files)
     else:
         documents = "\n\n".join(topics[name] for name in sorted(topics))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .data import PAD
 from .ddp.agree import total
+from .ddp.errors import ConfigError
 from .ddp.setup import Dist
 from .model import IGNORED, fill_in, hide
 
@@ -38,11 +39,11 @@ def evaluate(
 
     `batches` yields tokens and indices as described in `data.py`, this rank's share of them, without repeats. `model`
     is the bare module, as the DDP wrapper may communicate in its forward. `progress` is called after every batch.
-    Raises ValueError if nothing was evaluated.
+    Raises ConfigError if nothing was evaluated.
     """
     right, loss_sum, count = total(job, add_up(model, batches, job.device, settings, progress)).tolist()
     if count == 0:
-        raise ValueError("no byte was evaluated: the validation set is empty; raise data.val_fraction")
+        raise ConfigError("no byte was evaluated: the validation set is empty", "raise data.val_fraction")
     return {METRIC: right / count, "val_loss": loss_sum / count}
 
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import BYTES, MASK, PAD
+from .ddp.errors import ConfigError
 
 SHARE = 0.15  # of the bytes of a text that are to be filled in
 IGNORED = -100  # as a target: adds nothing to the loss; what cross_entropy leaves out by default
@@ -38,12 +39,12 @@ class ModelSettings(BaseModel, extra="forbid"):
 def build_model(settings: ModelSettings) -> nn.Module:
     """Return the network, initialised from the default generator.
 
-    Raises ValueError if the heads cannot share the features in pairs.
+    Raises ConfigError if the heads cannot share the features in pairs.
     """
     if settings.width % (2 * settings.heads):
-        raise ValueError(
-            f"model.width = {settings.width} is no multiple of {2 * settings.heads}, twice model.heads\n"
-            "positions rotate pairs of features: choose another width or other heads"
+        raise ConfigError(
+            f"model.width = {settings.width} is no multiple of {2 * settings.heads}, twice model.heads",
+            "positions rotate pairs of features: choose another width or other heads",
         )
     return Transformer(settings)
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .ddp.agree import total
+from .ddp.errors import ConfigError
 from .ddp.setup import Dist
 from .model import velocity_error
 
@@ -36,11 +37,11 @@ def evaluate(
 
     `batches` yields images, labels and indices as described in `data.py`, this rank's share of them, without repeats.
     `model` is the bare module, as the DDP wrapper may communicate in its forward. `progress` is called after every
-    batch. Raises ValueError if no image was evaluated.
+    batch. Raises ConfigError if no image was evaluated.
     """
     loss_sum, count = total(job, add_up(model, batches, job.device, settings, progress)).tolist()
     if count == 0:
-        raise ValueError("no image was evaluated: the validation set is empty; raise data.val_fraction")
+        raise ConfigError("no image was evaluated: the validation set is empty", "raise data.val_fraction")
     return {METRIC: loss_sum / count}
 
 

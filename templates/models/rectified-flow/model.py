@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
+from .ddp.errors import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 
@@ -36,17 +37,17 @@ class ModelSettings(BaseModel, extra="forbid"):
 def build_model(settings: ModelSettings) -> nn.Module:
     """Return the network for the images and classes of `data.py`, initialised from the default generator.
 
-    Raises ValueError if the patches do not fill the image, or the heads do not share the width evenly.
+    Raises ConfigError if the patches do not fill the image, or the heads do not share the width evenly.
     """
     _, height, width = IMAGE_SHAPE
     if height % settings.patch or width % settings.patch:
-        raise ValueError(
-            f"model.patch = {settings.patch} needs sides that are multiples of it, not {height}x{width}\n"
-            "change model.patch, or pad the images in data.py"
+        raise ConfigError(
+            f"model.patch = {settings.patch} needs sides that are multiples of it, not {height}x{width}",
+            "change model.patch, or pad the images in data.py",
         )
     if settings.width % settings.heads:
-        raise ValueError(
-            f"model.width = {settings.width} is not a multiple of model.heads = {settings.heads}\nchange one of them"
+        raise ConfigError(
+            f"model.width = {settings.width} is not a multiple of model.heads = {settings.heads}", "change one of them"
         )
     return PatchTransformer(settings, IMAGE_SHAPE, CLASSES)
 

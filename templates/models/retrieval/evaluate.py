@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .ddp.agree import gather, total
+from .ddp.errors import ConfigError
 from .ddp.heartbeat import phase
 from .ddp.setup import Dist
 from .model import unit_features
@@ -53,7 +54,7 @@ def evaluate(
 
     `batches` yields the items described in `data.py`, this rank's share of them, without repeats. `model` is the bare
     module, as the DDP wrapper may communicate in its forward. `progress` is called after every batch and every chunk.
-    Raises ValueError if no query has an answer.
+    Raises ConfigError if no query has an answer.
     """
     table = embed(model, batches, job.device, settings.batch_size, progress)
     is_query = table[:, IS_QUERY] == 1
@@ -75,7 +76,7 @@ def evaluate(
     sums = torch.cat([score(queries, chunks, settings.chunk), (~table.isfinite()).sum()[None]])
     precision, first, five, count, precision_unseen, _, _, count_unseen, broken = total(job, sums).tolist()
     if count == 0:
-        raise ValueError("no query has an image of its label in the gallery: raise data.val_fraction")
+        raise ConfigError("no query has an image of its label in the gallery", "raise data.val_fraction")
     found = {METRIC: precision / (count << BITS), "val_rank1": first / count, "val_rank5": five / count}
     if count_unseen:
         found["val_map_unseen"] = precision_unseen / (count_unseen << BITS)

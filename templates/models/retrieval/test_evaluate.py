@@ -16,6 +16,7 @@ from {{ package }} import evaluate as evaluation
 from {{ package }}.data import DataSettings, build_datasets
 from {{ package }}.ddp.clocks import Clocks, seconds
 from {{ package }}.ddp.env import Place
+from {{ package }}.ddp.errors import ConfigError
 from {{ package }}.ddp.setup import Dist
 from {{ package }}.evaluate import ABOUT, BITS, IS_QUERY, LABEL, METRIC, EvalSettings, embed, evaluate, order, score
 from {{ package }}.model import training_loss, unit_features
@@ -195,5 +196,5 @@ def test_what_cannot_be_measured_is_not_made_up(alone: Dist) -> None:
     images[3] = torch.nan
     broken = evaluate(nn.Identity(), [[images, *about]], alone, settings, lambda: None)
     assert all(value != value for value in broken.values())
-    with pytest.raises(ValueError, match=r"data\.val_fraction"):
+    with pytest.raises(ConfigError, match=r"data\.val_fraction"):
         evaluate(nn.Identity(), DataLoader(Subset(items, [0, 1, 2]), 3), alone, settings, lambda: None)

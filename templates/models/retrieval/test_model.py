@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from {{ package }}.data import CLASSES, IMAGE_SHAPE, DataSettings, build_datasets
+from {{ package }}.ddp.errors import ConfigError
 from {{ package }}.evaluate import embed
 from {{ package }}.model import ModelSettings, build_model, contrastive_loss, training_loss, unit_features
 from {{ package }}.sample import GREEN, RED, SampleSettings, draw, save_rows, search
@@ -107,7 +108,7 @@ def test_training_on_one_batch_lowers_the_loss() -> None:
 
 
 def test_levels_that_do_not_fit_the_image_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.levels = 4 .*\nlower model\.levels"):
+    with pytest.raises(ConfigError, match=r"model\.levels = 4 .*\n.*lower model\.levels"):
         build_model(ModelSettings(levels=4))
 
 

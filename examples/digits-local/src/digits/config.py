@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .data import DataSettings
@@ -32,6 +32,12 @@ class TrainSettings(BaseModel, extra="forbid"):
     max_nonfinite: int = Field(10, ge=0, description="steps skipped for a NaN or infinite gradient before the run ends")
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are evaluated; 0 keeps none")
     rehearse: bool = Field(True, description="before the first step, one of the largest batch: see ddp/rehearsal.py")
+
+    @model_validator(mode="after")
+    def _compiles_in_the_rehearsal(self) -> "TrainSettings":
+        if self.compile and not self.rehearse:
+            raise ValueError("train.compile needs train.rehearse: compiling takes longer than a phase of training may")
+        return self
 
 
 class Settings(BaseSettings):

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ def train(settings: Settings, run: Session) -> None:
     val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # batches that every rank has
 
     # Where the run stands. "evaluated", "sampled" and "saved" are the steps at which that was last done.
-    at = {"step": 0, "epoch": 0, "used": 0, "evaluated": 0, "sampled": 0, "saved": 0}
+    at = {"step": 0, "epoch": 0, "used": 0, "begun": 0, "evaluated": 0, "sampled": 0, "saved": 0}
     state: dict[str, checkpoint.Stateful] = {"model": network, "optimizer": optimizer}
     state |= {"average": average} if average else {}
     state |= {"scaler": scaler} if scaler.is_enabled() else {}
@@ -74,6 +75,8 @@ def train(settings: Settings, run: Session) -> None:
         at |= checkpoint.load(job, run.dir, state) or {}
     else:
         checkpoint.set_aside(job, run.dir)
+    if average and not average.n_averaged:  # at the start, or switched on since
+        average.module.load_state_dict(network.state_dict())
     nonfinite = torch.zeros((), device=device)
 
     def autocast() -> torch.autocast:
@@ -88,7 +91,14 @@ def train(settings: Settings, run: Session) -> None:
             scaler.scale(loss / options.batch_size).backward()
         return torch.stack([loss.detach().float(), terms.float()])
 
+    def refuse_nonfinite(steps: float) -> None:
+        # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
+        search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
+        if steps > options.max_nonfinite + search:
+            raise NonFinite(f"{steps:.0f} steps had a NaN or infinite gradient, more than train.max_nonfinite allows")
+
     def save(must: bool = False) -> None:
+        refuse_nonfinite(nonfinite.item())  # no good checkpoint makes room for what a diverged run has left
         counters = at | {"saved": at["step"]}
         if checkpoint.save(job, run.dir, counters, state, keep=settings.checkpoint.keep, must=must):
             at["saved"] = at["step"]
@@ -100,13 +110,15 @@ def train(settings: Settings, run: Session) -> None:
         except OSError as error:  # a full disk costs the picture, not the run
             log.warning("no picture of step %d: %s", at["step"], error)
 
+    feed = endless(loader, job, at["epoch"], at["used"], at["begun"])
+    first = next(feed)
+    feed = chain([first], feed)
     if options.rehearse:
-        largest = largest_batch(train_data, options.batch_size)
+        largest = largest_batch(train_data, options.batch_size, first[1])
         rehearse(job, [model], lambda: forward_backward(largest))
     step_done(at["step"], at["epoch"])
     visible = job.rank == 0 and sys.stderr is not None  # a terminal, tqdm finds out by itself
     bar = tqdm(total=options.steps, initial=at["step"], unit="step", disable=None if visible else True)
-    feed = endless(loader, job, at["epoch"], at["used"])
     try:
         while True:
             step, last = at["step"], at["step"] >= options.steps
@@ -133,7 +145,8 @@ def train(settings: Settings, run: Session) -> None:
             set_learning_rate(optimizer, settings, step)
             summed = torch.zeros(2, device=device)
             for part in range(1, options.accumulate + 1):
-                at["epoch"], at["used"], batch = next(feed)
+                position, batch = next(feed)
+                at |= position
                 with nullcontext() if part == options.accumulate else model.no_sync():  # one reduction a step
                     summed += forward_backward(batch)
             with phase("agree"):  # batches may have unequal numbers of terms: the mean is over those of all ranks
@@ -155,10 +168,7 @@ def train(settings: Settings, run: Session) -> None:
                 values = {"loss": summed[0] / summed[1], "grad_norm": norm, "nonfinite_steps": nonfinite}
                 run.metrics.scalars(at["step"], values | {"param_norm": global_norm(network.parameters())})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
-                # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
-                search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
-                if run.metrics.latest.get("nonfinite_steps", 0) > options.max_nonfinite + search:
-                    raise NonFinite("more steps than train.max_nonfinite had a NaN or infinite gradient")
+                refuse_nonfinite(run.metrics.latest.get("nonfinite_steps", 0))
     except StopRequested:
         save(must=True)
         raise
@@ -178,6 +188,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step
     falling = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
     for group in optimizer.param_groups:
         group["lr"] = settings.train.learning_rate * rising * falling
+        group["weight_decay"] = settings.train.weight_decay  # today's, not that of the checkpoint
 
 
 if __name__ == "__main__":

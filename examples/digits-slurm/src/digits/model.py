@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
+from .ddp.errors import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 GROUPS = 8  # of every GroupNorm; it keeps no running statistics, so nothing has to be synchronised between ranks
@@ -36,14 +37,14 @@ class ModelSettings(BaseModel, extra="forbid"):
 def build_model(settings: ModelSettings) -> nn.Module:
     """Return the network for the images and classes of `data.py`, initialised from the default generator.
 
-    Raises ValueError if the image cannot be halved as often as `levels` asks.
+    Raises ConfigError if the image cannot be halved as often as `levels` asks.
     """
     _, height, width = IMAGE_SHAPE
     multiple = 2 ** (settings.levels - 1)
     if height % multiple or width % multiple:
-        raise ValueError(
-            f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width}\n"
-            "lower model.levels, or pad the images in data.py"
+        raise ConfigError(
+            f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width}",
+            "lower model.levels, or pad the images in data.py",
         )
     return UNet(settings, IMAGE_SHAPE[0], CLASSES)
 

@@ -20,7 +20,7 @@ from .heartbeat import phase
 from .lockstep import in_step
 from .reading import Located
 from .setup import Dist
-from .shards import GlobalOrder, LocatedStream
+from .shards import GlobalOrder, LocatedStream, lengths_of
 from .workers import fitting_workers, protect_worker, worker_context
 
 log = logging.getLogger("ddp")
@@ -78,7 +78,7 @@ def make_loader(
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
     else:
-        lengths = getattr(dataset, "lengths", None)
+        lengths = lengths_of(dataset)
         order = GlobalOrder(
             len(cast(Any, dataset)),
             joined,
@@ -131,7 +131,7 @@ def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str
         raise ConfigError(problem, "use fewer ranks, smaller batches or more data")
 
 
-def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0) -> Iterator[T]:
+def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0, begun: int = 0) -> Iterator[T]:
     """The batches of one epoch from global sample `start` on, each waited for in the phase `data`.
 
     Of a stream, nobody knows how many there will be, so training reads one batch ahead and asks the other ranks
@@ -144,7 +144,7 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
     """
     located = loader.dataset
     if not isinstance(located, LocatedStream) or located.uneven == "keep":
-        yield from _own(loader, joined, epoch, start)
+        yield from _own(loader, joined, epoch, start, begun)
         return
     # A sharded stream begins from its beginning, and may well differ in length between ranks.
     begin_at, skipped = (0, start // (located.batch * joined.world_size)) if located.sharded else (start, 0)
@@ -153,10 +153,12 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0)
     yield from (batch for batch, _ in islice(common, skipped, None))
 
 
-def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iterator[T]:
+def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int = 0) -> Iterator[T]:
     """This rank's batches, however many the others have."""
     located = cast("Located[T] | LocatedStream[T]", loader.dataset)
     order = located if isinstance(located, LocatedStream) else cast(GlobalOrder, loader.sampler)
+    if isinstance(order, GlobalOrder):
+        order.begun = begun or order.begun
     order.set_epoch(epoch, start)
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
@@ -171,11 +173,19 @@ def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iterato
         yield batch
 
 
-def endless(loader: DataLoader[T], joined: Dist, epoch: int, start: int) -> Iterator[tuple[int, int, T]]:
-    """Batches of epoch after epoch, each with its position for the checkpoint: epoch, global samples used of it."""
+def endless(
+    loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int = 0
+) -> Iterator[tuple[dict[str, int], T]]:
+    """Batches of epoch after epoch, each with its position for the checkpoint.
+
+    That is: `epoch`; `used`, how many samples of it all ranks have read; and `begun`, the size of the global batch with
+    which it began, on which the order of samples by length depends. Another one counts from the next epoch on.
+    """
+    size = cast(int, loader.batch_size) * joined.world_size
+    begun = begun or size
     while True:
         used = start
-        for batch in batches(loader, joined, epoch, start):
-            used += cast(int, loader.batch_size) * joined.world_size
-            yield epoch, used, batch
-        epoch, start = epoch + 1, 0
+        for batch in batches(loader, joined, epoch, start, begun):
+            used += size
+            yield {"epoch": epoch, "used": used, "begun": begun}, batch
+        epoch, start, begun = epoch + 1, 0, size

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,26 +14,40 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from .agree import gather
-from .errors import Diverged
+from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
 from .metrics import global_norm
 from .rng import random_state, restore_random_state
 from .setup import Dist
+from .shards import lengths_of
 
 log = logging.getLogger("ddp")
+T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
-def largest_batch(dataset: Dataset[Any], batch_size: int) -> Any:
-    """The batch that needs the most memory: the longest samples of a data set with `lengths`, else the first ones."""
-    lengths = getattr(dataset, "lengths", None)
-    collate = getattr(dataset, "collate", default_collate)
+def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
+    """The batch that needs the most memory: of a data set with `lengths` the longest samples, else its `first` batch.
+
+    Leaves no trace in the random generators.
+
+    Raises:
+        DataFailed: a sample cannot be read; the message names it.
+    """
+    lengths = lengths_of(dataset)
+    if lengths is None:
+        return first
+    random, samples = random_state(CPU), []
     with phase("data"):
-        if lengths is not None:
-            longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
-            return collate([dataset[index] for index in longest])
-        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-            return collate([dataset[index] for index in range(min(batch_size, len(dataset)))])
-        return collate(list(islice(iter(dataset), batch_size)))
+        for index in sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]:
+            try:
+                samples.append(dataset[index])
+            except Exception as error:
+                what = f"could not read index {index} of {type(dataset).__name__}: {type(error).__name__}: {error}"
+                raise DataFailed(what) from error
+    restore_random_state(random, CPU)
+    batch: T = getattr(dataset, "collate", default_collate)(samples)
+    return batch
 
 
 def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Callable[[], object]) -> None:
@@ -43,7 +56,8 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     The first time each rank is alone, off the collective clock: this is where torch.compile compiles and cuDNN chooses,
     for as long as `clocks.compile_s` allows, however differently long the ranks take. The second time they reduce their
     gradients. What must hold afterwards: the gradients are equal on all ranks. They are not if the loss was computed
-    around the DDP wrapper, and then each rank would train a model of its own. Memory runs out here or hardly ever.
+    around the DDP wrapper, and then each rank would train a model of its own. What activations need too much memory for
+    fails here; the optimiser's own state comes with its first step.
 
     Raises:
         Diverged: on all ranks, naming those whose gradients differ.
@@ -56,6 +70,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     with phase("compile"), ExitStack() as alone:
         for model in models:
             alone.enter_context(model.no_sync())
+            model.require_forward_param_sync = False  # buffers, too, are broadcast with the others only
         step()
         _synchronize(device)
     first = time.monotonic() - began
@@ -63,6 +78,8 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     _wait_for_all(joined)
 
     began = time.monotonic()
+    for model in models:
+        model.require_forward_param_sync = True
     step()
     norm = global_norm(parameter.grad for model in models for parameter in model.parameters()).item()
     second = time.monotonic() - began

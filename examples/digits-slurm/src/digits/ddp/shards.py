@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
+from .errors import ConfigError
 from .heartbeat import progress
 from .reading import Reading, alone
 from .setup import Dist
@@ -22,7 +23,8 @@ class GlobalOrder(Sampler[int]):
 
     The global batch at a step depends on `seed`, `epoch` and the global batch size only, so a run can go on with
     another number of ranks. With `uneven="keep"` (evaluation) nothing is repeated or dropped, and shards may differ
-    by one. With `lengths`, the samples of one global batch are about equally long: see `by_length`.
+    by one. With `lengths`, the samples of one global batch are about equally long: see `by_length`. The order then
+    depends on `begun`, the size of the global batch with which the epoch began.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class GlobalOrder(Sampler[int]):
     ) -> None:
         self.length, self.rank, self.world_size = length, joined.rank, joined.world_size
         self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
-        self.lengths, self.batch = lengths, batch
+        self.lengths, self.begun = lengths, batch * joined.world_size
         self.epoch, self.start = 0, 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -51,7 +53,7 @@ class GlobalOrder(Sampler[int]):
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.length, generator=generator)
             if self.lengths is not None:
-                order = by_length(order, self.lengths, self.batch * self.world_size, generator)
+                order = by_length(order, self.lengths, self.begun, generator)
         left = order[self.start :]
         rest = len(left) % self.world_size  # of what is left: another world size may have begun this epoch
         if rest and self.uneven == "pad":
@@ -66,6 +68,21 @@ class GlobalOrder(Sampler[int]):
         if self.uneven == "keep":
             return whole + (self.rank < rest)
         return whole + (rest > 0 and self.uneven == "pad")
+
+
+def lengths_of(dataset: Any) -> list[int] | None:
+    """The `lengths` of a data set as plain numbers, one a sample, or None if it has none.
+
+    Raises:
+        ConfigError: there are more or fewer than samples.
+    """
+    if getattr(dataset, "lengths", None) is None:
+        return None
+    lengths = [int(length) for length in dataset.lengths]
+    if len(lengths) != len(dataset):
+        problem = f"{type(dataset).__name__} has {len(dataset)} samples and {len(lengths)} lengths"
+        raise ConfigError(problem, "give `lengths` one number a sample")
+    return lengths
 
 
 def by_length(order: torch.Tensor, lengths: Sequence[int], batch: int, generator: torch.Generator) -> torch.Tensor:

@@ -34,6 +34,16 @@ PAIRS = pairwise(
     dear=lambda row: 6.0 * row["compile"],
 )
 
+# What makes a network shallow, and compiling it quick.
+SHALLOW = {
+    "diffusion": ["--model.levels", "1"],
+    "retrieval": ["--model.levels", "1"],
+    "classifier": ["--model.stages", "1", "--model.blocks", "1"],
+    "rectified-flow": ["--model.depth", "1"],
+    "causal-lm": ["--model.layers", "1"],
+    "masked-lm": ["--model.layers", "1"],
+}
+
 SHORT = [
     *("--run.device", "cpu", "--log.tracker", "none", "--train.steps", "6", "--log.every_steps", "1"),
     *("--eval.every_steps", "3", "--sample.every_steps", "6", "--checkpoint.every_steps", "6"),
@@ -43,7 +53,9 @@ SHORT = [
 def options(row: Row) -> list[str]:
     """The command line of a row of PAIRS."""
     arguments = ["--train.precision", row["precision"], "--train.accumulate", str(row["accumulate"])]
-    return [*SHORT, *arguments, "--train.compile", str(row["compile"]).lower()]
+    if row["compile"]:
+        arguments += ["--train.compile", "true", *SHALLOW.get(row["model"], [])]
+    return [*SHORT, *arguments]
 
 
 @dataclass(frozen=True)

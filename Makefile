@@ -1,6 +1,7 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
 # make test       a cross-section of the tests; no root, under 12 minutes on 2 cores
 # make test-all   everything: also what needs root (a two-node Slurm), other Pythons, or time
+# make test-long  the larger model families, trained with their default settings to what the documentation promises
 # make bench      times of the command line, sizes of the generated files
 # make docs       the documentation site, into site/
 
@@ -11,9 +12,9 @@ TORCH ?= torch==2.13.0
 PARALLEL ?= --numprocesses 2 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench docs examples clean
+.PHONY: demo test test-all test-long bench docs examples clean
 
-test test-all bench docs examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-all test-long bench docs examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -28,8 +29,11 @@ test-all: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PARALLEL) -m "not slurm"
+	.venv/bin/pytest $(PARALLEL) -m "not slurm and not long"
 	.venv/bin/pytest -m slurm
+
+test-long: .venv/done
+	.venv/bin/pytest -rP -m long
 
 bench: .venv/done
 	.venv/bin/python benchmarks/cli.py

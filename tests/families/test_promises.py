@@ -14,7 +14,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Family = Callable[..., Path]
 
 
-@pytest.mark.parametrize("model", [model for model in FAMILIES if model != "diffusion"])  # that is `make demo`
+QUICK = ("classifier", "custom", "retrieval")  # `diffusion` is `make demo`; the others are for `make test-long`
+ONES = [
+    pytest.param(model, marks=() if model in QUICK else pytest.mark.long) for model in FAMILIES if model != "diffusion"
+]
+
+
+@pytest.mark.parametrize("model", ONES)
 def test_it_reaches_what_the_documentation_promises(model: str, family: Family) -> None:
     metric, side, limit = PROMISED[model]
     began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ _isolated = tempfile.TemporaryDirectory(prefix="ddp-scaffold-tests-")
 
 def pytest_configure() -> None:
     """Keep the user's git, copier and editor settings out. Before collection: plumbum copies the environment once."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: children inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     home = Path(_isolated.name)
     (home / ".gitconfig").write_text("[user]\n\tname = Test\n\temail = test@example.invalid\n")
     (home / "copier-settings.yml").write_text("{}\n")

@@ -1,60 +1,25 @@
-"""Presets: what is known about a cluster, one YAML file each. Here are their schema, their checks and where they are.
+"""Presets: what is known about a cluster, one YAML file each. Here is where they are, and how they are read.
 
-A field that a preset leaves out is unknown; a field with `value: null` is known to be left open, and says why. New
-fields are added here and in the templates that read them; a preset never holds what nothing reads.
+`schema.py` says what may stand in one. A preset may extend another: it then holds only the fields that differ.
 """
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ValidationError
+
+from .schema import Preset
 
 CHECKOUT = Path(__file__).parents[2] / "templates" / "presets"  # when the package runs from a source checkout
 PACKAGED = Path(__file__).with_name("presets")  # in a wheel: the same files, as package data
 
-T = TypeVar("T")
-Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300, pattern=r"^[^\n]*$")]
-Interfaces = Annotated[str, StringConstraints(pattern=r"^[\^=]?[A-Za-z0-9_.,-]{1,80}$")]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Fact(_Strict, Generic[T]):
-    """A value and how it is known: documented by the site or vendor, seen in somebody's public scripts, or inferred."""
-
-    value: T
-    source: Line
-    confidence: Literal["documented", "seen", "inferred"]
-
-
-class Preset(_Strict):
-    """Where a project trains. Absent fields are unknown; None inside a fact is a value left open on purpose."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)]
-    title: Line
-    verified_on: datetime.date
-
-    scheduler: Fact[Literal["none", "slurm"]]
-    launcher: Fact[Literal["torchrun", "srun"]]
-    gpus_per_node: Fact[Annotated[int, Field(ge=1, le=64)] | None]
-    cpus_per_task: Fact[Annotated[int, Field(ge=1, le=1024)] | None]
-    # How a batch script asks for GPUs: the sbatch option, or null where a node comes with its GPUs.
-    gpu_request: Fact[Literal["gpus-per-node"] | None] | None = None
-    master_addr: Fact[Literal["first-host"]] | None = None
-    # NCCL takes prefixes, ^ and =; gloo takes concrete names only. `route` is the interface that leads to the master.
-    nccl_socket_ifname: Fact[Interfaces | None] | None = None
-    gloo_socket_ifname: Fact[Literal["route"] | None] | None = None
-    # How long before the time limit the scheduler sends the signal to stop.
-    stop_signal_lead_s: Fact[Annotated[int, Field(ge=30, le=3600)]] | None = None
+MAX_PARENTS = 2  # `extends` may be followed so many times; copier.yml holds one computed answer for each
 
 
 @dataclass(frozen=True)
@@ -93,13 +58,37 @@ def files() -> list[Path]:
 
 
 def load(path: Path) -> Preset:
-    """Return the preset in a file. Raises PresetError with every problem at once."""
+    """Return the preset in a file, with the fields of those that it extends. Raises PresetError with every problem."""
+    problems: list[Problem] = []
+    own = _read(path, problems)
+    merged, parents = dict(own), 0
+    base = own.get("extends")
+    while isinstance(base, str):
+        file = find(base)
+        parents += 1
+        if file is None or parents > MAX_PARENTS or base == own.get("name"):
+            known = ", ".join(other.stem for other in files())
+            reason = f"goes deeper than {MAX_PARENTS} presets, or in a circle"
+            if file is None:
+                reason = f"there is no preset {base!r}; there are: {known}"
+            problems.append(Problem(str(path), "extends", reason))
+            break
+        parent = _read(file, problems)
+        merged = {**parent, **merged}
+        base = parent.get("extends")
+    preset = _validate(path, own, merged, problems)
+    if problems or preset is None:
+        raise PresetError(problems)
+    return preset
+
+
+def _read(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Return the mapping in a file, as it stands there. Raises PresetError if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PresetError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
-    problems = []
     # Copier renders a preset as a Jinja template before it reads the YAML.
     for number, line in enumerate(text.splitlines(), start=1):
         problems += [
@@ -117,15 +106,22 @@ def load(path: Path) -> Preset:
         raise PresetError(problems) from error
     if not isinstance(data, dict):
         raise PresetError([*problems, Problem(str(path), "", "must be a mapping of fields")])
+    return data
+
+
+def _validate(path: Path, own: dict[str, Any], merged: dict[str, Any], problems: list[Problem]) -> Preset | None:
     preset = None
     try:
-        preset = Preset.model_validate(data)
+        preset = Preset.model_validate(merged)
     except ValidationError as error:
         problems += [_problem(path, details) for details in error.errors()]
-    if isinstance(data.get("name"), str) and data["name"] != path.stem:
+    if isinstance(own.get("name"), str) and own["name"] != path.stem:
         problems.append(Problem(str(path), "name", f"must be {path.stem!r}, like the file"))
-    if problems or preset is None:
-        raise PresetError(problems)
+    problems += [
+        Problem(str(path), name, "is missing: it is never taken over from the preset that this one extends")
+        for name in ("name", "title", "verified_on", "status")
+        if name not in own and name in merged
+    ]
     return preset
 
 

@@ -59,7 +59,8 @@ def show_preset(
 
     Exit codes: 0 done; 1 the preset is broken; 2 there is none of that name.
     """
-    from ..presets import Fact, files, find
+    from ..presets import files, find
+    from ..schema import Fact
 
     path = Path(name) if name.endswith((".yml", ".yaml")) else find(name)
     if path is None:

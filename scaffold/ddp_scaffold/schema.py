@@ -1,0 +1,171 @@
+"""What a preset says about a cluster, as pydantic models: every field with its type, and what the templates do with it.
+
+A field that a preset leaves out is unknown; a field with `value: null` is known to be left open, and says why. New
+fields are added here and in the templates that read them; a preset never holds what nothing reads.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+T = TypeVar("T")
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=600, pattern=r"^[^\n]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,79}$")]
+Interfaces = Annotated[str, StringConstraints(pattern=r"^[\^=]?[A-Za-z0-9_.,-]{1,80}$")]
+# One option and its value, as on a #SBATCH or #PBS line or after srun, without quotes: of the characters that a shell
+# acts on only those that constraints need (& | * [ ]); the templates quote them.
+Option = Annotated[
+    str,
+    StringConstraints(pattern=r"^-{1,2}[A-Za-z][A-Za-z0-9_-]*([= ][A-Za-z0-9_.,:=/%+@&|*\[\]-]+)?$", max_length=300),
+]
+Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+][A-Za-z0-9_./+-]*$", max_length=120)]
+# An absolute path, perhaps with environment variables, or one below a variable: /scratch/$USER, $SCRATCH.
+Directory = Annotated[str, StringConstraints(pattern=r"^(/|\$[A-Z_]+)([A-Za-z0-9_./-]|\$[A-Z_]+)*$", max_length=200)]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,:=/%+@${}-]+$", max_length=300)]
+Walltime = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,3}-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Confidence = Literal["documented", "seen", "inferred", "probed"]
+
+
+class Strict(BaseModel):
+    """No unknown keys, no conversion of types, no change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Fact(Strict, Generic[T]):
+    """A value and how it is known.
+
+    documented: by the site or vendor; seen: in somebody's public scripts; inferred: it follows from other facts;
+    probed: found on the machine by `presets init`. `verified_on` is the file's where it is left out.
+    """
+
+    value: T
+    source: Text
+    confidence: Confidence
+    verified_on: datetime.date | None = None
+
+
+class Limit(Strict):
+    """What one partition, queue or QoS allows. Several with one name have different node counts."""
+
+    name: Name
+    by: Literal["partition", "qos"] = "partition"  # the option that chooses it; a queue of PBS is a partition here
+    min_nodes: Count = 1
+    max_nodes: Count | None = None
+    max_walltime: Walltime | None = None
+    preemptible: bool = False
+    note: Text | None = None
+
+
+class Account(Strict):
+    """Whether a job must name an account (project, allocation), and what its name looks like."""
+
+    required: bool
+    pattern: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@\[\]{}()?*+|^$\\,-]+$", max_length=120)] | None
+    ) = None
+    example: Name | None = None
+
+
+class Container(Strict):
+    """How ranks run inside a container; {image} in a word is replaced by the answer `container_image`."""
+
+    srun_flags: list[Word] = []  # pyxis or CSCS: options of srun
+    command: list[Word] = []  # singularity, apptainer, shifter: words before `python`
+    image: Text | None = None  # what an image looks like there, as a hint
+
+
+class EnvLine(Strict):
+    """One line of nccl.env or recovery.env: what reads it, since when, why it is there, and the source."""
+
+    name: Variable
+    value: Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\n]*$")]
+    read_by: Text
+    since: Text | None = None  # a release; None: not known, and then nothing is claimed
+    why: Text
+    source: Text
+    confidence: Confidence
+    verified_on: datetime.date | None = None
+    min_nodes: Count | None = None
+    max_nodes: Count | None = None
+    partition: Name | None = None
+    instead: Text | None = None  # another value, and when: "OFI with aws-ofi-nccl 1.17 or later"
+
+
+class Preemption(Strict):
+    """What happens to a job that another one pushes out."""
+
+    grace_s: Annotated[int, Field(ge=0, le=86_400)] | None = None  # from the signal to SIGKILL
+    requeued: bool | None = None
+    note: Text | None = None
+
+
+class Preset(Strict):
+    """Where a project trains. Absent fields are unknown; None inside a fact is a value left open on purpose."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)]
+    title: Text
+    extends: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)] | None = None
+    keywords: list[Text] = []  # other words that people search for
+    verified_on: datetime.date
+    # documented: rests on the site's or vendor's own pages; community: on public scripts of its users.
+    status: Literal["documented", "community"]
+
+    # Without a scheduler: torchrun, here. With slurm: srun (one task a GPU), torchrun (srun starts one on each node), or
+    # ibrun (the same by TACC's ibrun); LAUNCHER replaces it at run time. With pbs: mpiexec (one rank a GPU).
+    scheduler: Fact[Literal["none", "slurm", "pbs"]]
+    launcher: Fact[Literal["torchrun", "srun", "ibrun", "mpiexec"]]
+
+    accelerator: Fact[Literal["cuda", "rocm", "cpu"] | None] | None = None
+    gpu: Fact[Text] | None = None  # for people: "A100 40 GB"
+    gpus_per_node: Fact[Annotated[int, Field(ge=1, le=64)] | None]  # devices: a GCD of an MI250X counts
+    cpus_per_node: Fact[Annotated[int, Field(ge=1, le=2048)]] | None = None
+    cpus_per_task: Fact[Annotated[int, Field(ge=1, le=1024)] | None]  # for each GPU, as the scheduler counts CPUs
+    gpu_request: Fact[Literal["gpus-per-node", "gres", "gpus-per-task", "gpus"] | None] | None = (
+        None  # None: ask for none
+    )
+    gpu_type: Fact[Name | None] | None = None  # --gpus-per-node=h100:4
+    gpu_order: Fact[list[Annotated[int, Field(ge=0, le=63)]]] | None = None  # the GPU of local rank 0, 1, ...
+    sees: Fact[Literal["all", "one"]] | None = None  # the GPUs that a task sees
+    cpu_masks: Fact[list[Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]+$")]]] | None = None  # of whole nodes
+
+    directives: Fact[list[Option]] | None = None  # #SBATCH or #PBS lines beside the usual ones
+    launch_flags: Fact[list[Option]] | None = None  # of srun, mpiexec or ibrun
+    forbidden_flags: Fact[list[Annotated[str, StringConstraints(pattern=r"^-{1,2}[A-Za-z][A-Za-z0-9_-]*$")]]] | None = (
+        None
+    )
+    account: Fact[Account] | None = None
+    partition: Fact[Name | None] | None = None  # the default answer
+    qos: Fact[Name | None] | None = None
+    limits: list[Fact[Limit]] = []
+
+    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`.
+    master_addr: Fact[Literal["first-host", "first-host-ip", "first-host-suffix"]] | None = None
+    master_suffix: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,60}$")]] | None = None
+    # NCCL takes prefixes, ^ and =; gloo takes concrete names only. `route`: the interface that leads to the master.
+    nccl_socket_ifname: Fact[Interfaces | None] | None = None
+    gloo_socket_ifname: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,-]{1,80}$")] | None] | None = None
+
+    env: list[EnvLine] = []
+    recovery: list[EnvLine] = []  # known work-arounds for hangs: rendered, but off
+    modules: Fact[list[Module] | None] | None = None
+    module_paths: Fact[list[Directory]] | None = None  # module use
+    container: Fact[Container | None] | None = None
+    internet: Fact[Literal["open", "nat", "proxy", "none"] | None] | None = None  # of the compute nodes
+    scratch: Fact[Directory | None] | None = None  # caches go there
+    node_local: Fact[Directory | None] | None = None
+    storage: list[Fact[Text]] = []
+
+    requeue: Fact[bool | None] | None = None
+    preemption: Fact[Preemption | None] | None = None
+    # How long before the time limit the scheduler sends the signal to stop.
+    stop_signal_lead_s: Fact[Annotated[int, Field(ge=30, le=3600)]] | None = None
+
+    notes: list[Fact[Text]] = []  # quirks that no other field holds
+    hangs: list[Fact[Text]] = []  # known, and what helps
+    not_found: list[Text] = []  # what was looked for in vain

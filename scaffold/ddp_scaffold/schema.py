@@ -116,7 +116,7 @@ class Preset(Strict):
     # documented: rests on the site's or vendor's own pages; community: on public scripts of its users.
     status: Literal["documented", "community"]
 
-    # Without a scheduler: torchrun, here. With slurm: srun (one task a GPU), torchrun (srun starts one on each node), or
+    # Without a scheduler: torchrun. With slurm: srun (one task a GPU), torchrun (srun starts one on each node), or
     # ibrun (the same by TACC's ibrun); LAUNCHER replaces it at run time. With pbs: mpiexec (one rank a GPU).
     scheduler: Fact[Literal["none", "slurm", "pbs"]]
     launcher: Fact[Literal["torchrun", "srun", "ibrun", "mpiexec"]]
@@ -126,9 +126,9 @@ class Preset(Strict):
     gpus_per_node: Fact[Annotated[int, Field(ge=1, le=64)] | None]  # devices: a GCD of an MI250X counts
     cpus_per_node: Fact[Annotated[int, Field(ge=1, le=2048)]] | None = None
     cpus_per_task: Fact[Annotated[int, Field(ge=1, le=1024)] | None]  # for each GPU, as the scheduler counts CPUs
-    gpu_request: Fact[Literal["gpus-per-node", "gres", "gpus-per-task", "gpus"] | None] | None = (
-        None  # None: ask for none
-    )
+    # Slurm's options; `ngpus` in a chunk of PBS; None: a job does not ask for GPUs, nodes come with them.
+    gpu_request: Fact[Literal["gpus-per-node", "gres", "gpus-per-task", "gpus", "ngpus"] | None] | None = None
+    chunk: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:=-]{1,120}$")]] | None = None  # PBS
     gpu_type: Fact[Name | None] | None = None  # --gpus-per-node=h100:4
     gpu_order: Fact[list[Annotated[int, Field(ge=0, le=63)]]] | None = None  # the GPU of local rank 0, 1, ...
     sees: Fact[Literal["all", "one"]] | None = None  # the GPUs that a task sees

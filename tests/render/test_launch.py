@@ -64,7 +64,7 @@ def words(text: str) -> set[str]:
 
 def test_only_what_the_preset_needs(render: Callable[..., Path], slurm_project: Path) -> None:
     always = {"torchrun.sh", "common.sh", "outcome.py", "env/nccl.env", "env/recovery.env"}
-    for project, more in ((render(LOCAL), set()), (slurm_project, {"train.sbatch", "task.sh", "node.sh"})):
+    for project, more in ((render(LOCAL), set()), (slurm_project, {"train.sbatch", "site.sh", "task.sh", "node.sh"})):
         names = {path.relative_to(project / "launch").as_posix() for path in launch_files(project)}
         assert names == always | more
 
@@ -104,7 +104,7 @@ def test_directives_hold_the_answers(slurm_project: Path) -> None:
     ]
     head = text[: text.rindex("#SBATCH")].splitlines()
     assert all(line.startswith("#") for line in head)  # Slurm ignores directives after the first command
-    assert "module load 'gcc/13.2.0' 'cuda/12.4+x'" in text
+    assert "module load 'gcc/13.2.0' 'cuda/12.4+x'" in (slurm_project / "launch/site.sh").read_text()
     assert "MAX_RESTARTS:-7" in text
 
 

@@ -15,8 +15,13 @@ from pathlib import Path
 CODES = {"done": 0, "failed": 1, "stalled": 70, "stopped": 75, "config": 78}
 ENDS = {"done": "done", "fail": "failed", "stall": "stalled", "config": "config"}
 
-rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-world_size = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1")))
+rank, world_size = (
+    int(next((os.environ[name] for name in names if name in os.environ), default))
+    for names, default in (
+        (("RANK", "SLURM_PROCID", "PMI_RANK"), "0"),
+        (("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"), "1"),
+    )
+)
 attempt = int(os.environ["DDP_ATTEMPT"])
 run_dir = Path("runs", os.environ["DDP_RUN__ID"])
 run_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""InfiniBand, RoCE and EFA adapters as the kernel shows them, and through what the bytes between two nodes have gone."""
+"""InfiniBand, RoCE and EFA adapters as the kernel shows them, and what carried the bytes between two nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a preflight that takes too long or is asked to stop: a thread that needs neither the main thread nor the network."""
+"""Ends a preflight that takes too long or is asked to stop: a thread, whatever the main thread waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from .board import values
-from .clocks import Clocks
+from .clocks import Clocks, seconds
 from .env import Place
 from .errors import STALLED, STOPPED
 from .findings import named
@@ -25,6 +25,7 @@ from .preempt import SIGNALS
 from .setup import connect_store
 
 ANSWER_S = 3.0  # at the deadline the ranks tell rank 0 where they are; who does not in this time has not answered
+VERDICT = "preflight/late/verdict"
 
 
 class Deadline:
@@ -33,17 +34,18 @@ class Deadline:
     `stage` is what this rank does just now. `end(code, message)` is called once in the thread and must not return.
     """
 
-    def __init__(self, place: Place, clocks: Clocks, end: Callable[[int, str], None]) -> None:
+    def __init__(self, clocks: Clocks, end: Callable[[int, str], None]) -> None:
         self.stage = "start"
-        self._place, self._limit, self._end = place, clocks.preflight_s, end
+        self._limit, self._end, self._rang = clocks.preflight_s, end, False
         self._clocks = clocks.model_copy(update={"init_s": ANSWER_S})
         self._hosts: tuple[str, ...] = ()
         # The store's own clock rings first while ranks are missing, and names them.
         self._rings = time.monotonic() + self._limit + 2 * ANSWER_S
         self._wake, self._waker = os.pipe()
 
-    def start(self) -> None:
-        """Begin to watch. Call it in the main thread: signals wake the thread, even when Python code cannot run here."""
+    def start(self, place: Place) -> None:
+        """Begin to watch. Call it in the main thread: signals wake the other one, also while this one is in C code."""
+        self._place = place
         os.set_blocking(self._waker, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in SIGNALS:  # launch/task.sh has them ignored until somebody listens
@@ -61,6 +63,11 @@ class Deadline:
         self._rings = float("inf")
         faulthandler.cancel_dump_traceback_later()
 
+    def let_it_end(self) -> None:
+        """Before an error ends this process: the deadline, if it rang at the same time, can say more."""
+        if self._rang:
+            time.sleep(3 * ANSWER_S)
+
     def _rearm(self) -> None:
         # For C code that holds the GIL, where no thread of Python runs: stacks, and exit code 1.
         with suppress(ValueError, OSError, AttributeError):  # stderr may be closed, or not a file
@@ -73,6 +80,7 @@ class Deadline:
                 number = os.read(self._wake, 1)[0]
                 if signal.Signals(number) in SIGNALS:
                     self._end(STOPPED, f"signal {signal.Signals(number).name}")
+        self._rang = True
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(main)) if main else ""
         late = f"rank {self._place.rank} ({self._place.host}) is not done after {self._limit:g} s: {self.stage}"
@@ -82,28 +90,32 @@ class Deadline:
     def _call_the_roll(self) -> str:
         """Tell rank 0 where this rank is; rank 0 waits for that of the others and says who did not answer."""
         rank, size = self._place.rank, self._place.world_size
+        late = f"not done after {self._limit:g} s (clocks.preflight_s)"
         try:
             store = connect_store(self._place, self._clocks, serve=False)  # the main thread may block in the first one
             store.set(_key(rank), json.dumps(self.stage))
+            if rank != 0:
+                store.wait([VERDICT], seconds(3 * ANSWER_S))
+                return store.get(VERDICT).decode()
         except Exception as error:
-            return f"not done after {self._limit:g} s (clocks.preflight_s), and the store does not answer: {error}"
-        if rank != 0:
-            return f"not done after {self._limit:g} s (clocks.preflight_s); rank 0 says which ranks did not answer"
-        until, stages = time.monotonic() + ANSWER_S, [None] * size
+            return f"{late}, and rank 0 ({self._hosts[0]}) does not answer: {str(error).splitlines()[0]}"
+        until, stages = time.monotonic() + ANSWER_S, _stages(store, size)
         while None in stages and time.monotonic() < until:
             time.sleep(0.1)
             stages = _stages(store, size)
-        return verdict(stages, self._hosts, self._limit)
+        found = verdict(late, stages, self._hosts)
+        store.set(VERDICT, found)
+        return found
 
 
-def verdict(stages: list[str | None], hosts: tuple[str, ...], limit_s: float) -> str:
-    """Which ranks did not answer at the deadline, and what the others did then."""
+def verdict(late: str, stages: list[str | None], hosts: tuple[str, ...]) -> str:
+    """`late`, which ranks did not answer at the deadline, and what the others did then."""
     silent = [rank for rank, stage in enumerate(stages) if stage is None]
     by_stage: dict[str, list[int]] = {}
     for rank, stage in enumerate(stages):
         if stage is not None:
             by_stage.setdefault(stage, []).append(rank)
-    lines = [f"not done after {limit_s:g} s (clocks.preflight_s)"]
+    lines = [late]
     lines += [f"  {named(silent, hosts)} did not answer: dead, suspended, or cut off"] if silent else []
     return "\n".join([*lines, *(f"  {named(ranks, hosts)}: {stage}" for stage, ranks in by_stage.items())])
 

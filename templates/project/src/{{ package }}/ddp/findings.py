@@ -1,4 +1,4 @@
-"""What preflight has found: one line that says what is wrong and one that says what to do, with the ranks it is true of."""
+"""What preflight has found: one line that says what is wrong, one that says what to do, and of which ranks."""
 
 from __future__ import annotations
 

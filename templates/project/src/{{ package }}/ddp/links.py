@@ -88,7 +88,7 @@ def tournament(members: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def clock_offsets(joined: Dist, stage: Stage) -> dict[str, float]:
-    """Seconds by which each host's clock is ahead of rank 0's, from the quickest of some round trips. On rank 0 only."""
+    """Seconds by which each host's clock is ahead of rank 0's, by the quickest of some round trips. On rank 0 only."""
     offsets = {}
     for host, (rank, *_) in list(by_host(joined.hosts).items())[1:]:
         if joined.rank not in (0, rank):
@@ -119,8 +119,9 @@ def _size(joined: Dist) -> int:
 
 
 def _all_reduce(joined: Dist, kind: str, ranks: tuple[int, ...], size: int, group: dist.ProcessGroup | None) -> Link:
-    small, large = (torch.ones(count, device=joined.device) for count in (1, size // 4))
-    latency, took = (_median(joined, lambda v=v: dist.all_reduce(v, group=group)) for v in (small, large))
+    values = torch.ones(size // 4, device=joined.device)
+    latency = _median(joined, lambda: dist.all_reduce(values[:1], group=group))
+    took = _median(joined, lambda: dist.all_reduce(values, group=group))
     return Link(kind, ranks, size / (1 << 20), size / took / 1e9, latency * 1e3)
 
 
@@ -137,7 +138,7 @@ def _pairs(
         link, intact = _exchange(joined, kind, peer, size)
         links.append(link)
         if not intact:
-            what = f"data from {joined.who(peer)} arrive changed at {joined.who(joined.rank)}: the transport corrupts them"
+            what = f"data from {joined.who(peer)} arrive changed at {joined.who(joined.rank)}: the transport is broken"
             remedy = "look at the network or PCIe errors of both; NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 tell which"
             found.append(Finding(what, remedy))
     return len(rounds) <= MOST_ROUNDS

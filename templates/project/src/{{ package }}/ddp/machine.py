@@ -1,4 +1,4 @@
-"""What one rank sees of its machine before it meets the others: GPUs, versions, shared memory, open files, directory."""
+"""What one rank sees of its machine before it meets the others: GPUs, versions, shared memory, open files, disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import os
 import resource
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from .adapters import adapters, check_adapters
 from .clocks import Clocks
+from .disk import checkpoint_directory, writable
 from .env import Place, cpus_for_this_process
 from .errors import ConfigError
 from .findings import Finding
@@ -25,7 +25,6 @@ from .setup import Dist, choose_device
 from .workers import SHM, room
 
 LITTLE_SHM = 64  # MB: what Docker gives unless told otherwise (docker run --shm-size)
-LITTLE_DISK = 1 << 30
 _DRIVERS = ("/dev/nvidia0", "/dev/kfd")
 
 Row = dict[str, Any]  # what the table shows of a rank, as JSON
@@ -37,7 +36,7 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
     row, found = _gpus(place, run.device)
     row |= {"cpus": cpus_for_this_process(place)}
     nccl = row["device"] != "CPU"
-    for part, findings in (_memory(place, loader), _files(place), _disk(checkpoint_directory(run))):
+    for part, findings in (_memory(place, loader), _files(place), writable(checkpoint_directory(run))):
         row |= part
         found += findings
     row["route"], row["ib"] = "-", "-"
@@ -51,16 +50,6 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
         row["peers"], wrong = copies(min(place.local_world_size, torch.cuda.device_count()))
         found += wrong
     return row, found
-
-
-def checkpoint_directory(run: RunSettings) -> Path:
-    """Where checkpoints of this run will be, as far as that exists already."""
-    found = run.dir
-    for name in (run.id, "checkpoints") if run.id else ():
-        if not (found / name).exists():
-            break
-        found /= name
-    return found.absolute()
 
 
 def versions() -> dict[str, str]:
@@ -137,23 +126,6 @@ def _files(place: Place) -> tuple[Row, list[Finding]]:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return row, []
     what = f"it may open {soft} files, and one of {place.world_size} ranks needs about {needed}"
-    how = f"ulimit -n {needed}" + ("" if hard == resource.RLIM_INFINITY or hard >= needed else ", which root must allow")
-    return row, [Finding(what, f"raise the limit: {how}", blocks=True)]
-
-
-def _disk(directory: Path) -> tuple[Row, list[Finding]]:
-    """Whether a file can be written there; with fsync, as for a checkpoint: a full quota may show only then."""
-    probe = directory / f".preflight-{os.uname().nodename}-{os.getpid()}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with open(probe, "wb") as file:
-            file.write(b"x" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-        probe.unlink()
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        remedy = "set run.dir to a directory that every rank can write to"
-        return {"disk_gb": None}, [Finding(f"cannot write to {directory}: {error}", remedy)]
-    found = [Finding(f"{directory} has {free >> 20} MB left", "make room", warning=True)] if free < LITTLE_DISK else []
-    return {"disk_gb": free >> 30}, found
+    may = hard == resource.RLIM_INFINITY or hard >= needed
+    how = f"ulimit -n {needed}" + ("" if may else f"; its hard limit of {hard} is the administrator's to raise")
+    return row, [Finding(what, how, blocks=True)]

@@ -39,7 +39,7 @@ def interfaces(root: Path = SYS) -> dict[str, Interface]:
 
 
 def selected(setting: str, names: Iterable[str]) -> list[str]:
-    """Which `names` a value of NCCL_SOCKET_IFNAME takes: prefixes, or with a leading = whole names; ^ turns it round."""
+    """Which `names` a value of NCCL_SOCKET_IFNAME takes: prefixes, or after a leading = whole names; ^ turns it."""
     exclude, setting = setting.startswith("^"), setting.removeprefix("^")
     exact, setting = setting.startswith("="), setting.removeprefix("=")
     wanted = [word for word in setting.split(",") if word]
@@ -97,7 +97,7 @@ def check_master(place: Place, known: Mapping[str, Interface]) -> tuple[str, lis
         remedy = "set it to the name of rank 0's host; localhost is another host on every node"
         found.append(Finding(f"{at} is the loopback address of this host", remedy, blocks=True))
     if place.rank == 0 and not place.agent_store:
-        found += _check_port(place, family, target[0])
+        found += _check_port(place, family, str(target[0]))
     return f"{mine} {name}".rstrip(), found
 
 
@@ -108,11 +108,11 @@ def _check_port(place: Place, family: int, address: str) -> list[Finding]:
         try:
             probe.bind(("", place.master_port))  # without listening: no rank can take it for the store
         except OSError as error:
-            return [Finding(f"port {where} is in use already, or not allowed: {error}", "choose another", blocks=True)]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        with suppress(OSError):
-            probe.bind((address, 0))
-            return []
+            what = f"port {where} is in use already, or not allowed: {error}"
+            return [Finding(what, "choose another MASTER_PORT", blocks=True)]
+    with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+        probe.bind((address, 0))
+        return []
     # Not an address of this host: an address that is translated on the way may still lead here.
     try:
         with socket.create_server(("", place.master_port), family=family):

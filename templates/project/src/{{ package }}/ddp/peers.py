@@ -1,4 +1,4 @@
-"""Copies between the GPUs of one node that reach each other directly (P2P): NCCL trusts them, and data may arrive changed."""
+"""Copies between GPUs of one node that reach each other directly (P2P). NCCL trusts them; data may arrive changed."""
 
 from __future__ import annotations
 

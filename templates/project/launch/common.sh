@@ -12,16 +12,23 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
 }
 
 # load_env FILE NODES PARTITION: exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
-# Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only there, up to the next line in brackets.
+# $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only there,
+# up to the next line in brackets.
 load_env() {
-  local line key here=1
+  local line key value rest here=1
   while read -r line || [ -n "$line" ]; do
     case $line in
     '' | '#'*) ;;
     '['*) if applies "$line" "$2" "$3"; then here=1; else here=; fi ;;
     *)
-      key=${line%%=*}
-      [ -z "$here" ] || [ -n "${!key+set}" ] || export "$key=${line#*=}"
+      key=${line%%=*} value='' rest=${line#*=}
+      while [[ $rest =~ ^([^$]*)\$([A-Za-z_][A-Za-z0-9_]*)(.*)$ ]]; do
+        value+=${BASH_REMATCH[1]}
+        rest=${BASH_REMATCH[3]}
+        line=${BASH_REMATCH[2]}
+        value+=${!line-}
+      done
+      [ -z "$here" ] || [ -n "${!key+set}" ] || export "$key=$value$rest"
       ;;
     esac
   done <"$1"

@@ -56,7 +56,8 @@ def main() -> None:
     settings, _ = load(PreflightSettings, ours(sys.argv[1:]), strict_variables=False)
     limit = settings.clocks.preflight_s
     # Later than the deadline, which can say more than a collective that timed out.
-    clocks = settings.clocks.model_copy(update={"init_s": min(limit, settings.clocks.init_s), "collective_s": limit + 10 * ANSWER_S})
+    longer = {"init_s": min(limit, settings.clocks.init_s), "collective_s": limit + 10 * ANSWER_S}
+    clocks = settings.clocks.model_copy(update=longer)
     ending = Ending(settings.run)
     deadline = Deadline(clocks, ending.leave)
     try:
@@ -154,7 +155,8 @@ class Ending:
         if self._run.id:
             kind = {STOPPED: "preempted", STALLED: "unknown"}.get(code, "launcher_misconfig")
             kind = "rendezvous_failed" if "did not start" in reason or "cannot reach" in reason else kind
-            verdict = Verdict(code, kind, f"preflight: {'; '.join(map(str.strip, reason.splitlines()))}", phase="init", step=0)
+            words = "; ".join(line.strip() for line in reason.splitlines())
+            verdict = Verdict(code, kind, f"preflight: {words}", phase="init", step=0)
             outcome.write(self._run.dir / self._run.id, verdict, attempt(), replace=True)
 
     def leave(self, code: int, message: str) -> NoReturn:

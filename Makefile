@@ -12,9 +12,9 @@ TORCH ?= torch==2.13.0
 PARALLEL ?= --numprocesses 2 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-long bench docs examples clean
+.PHONY: demo test test-all test-long bench docs clusters examples clean
 
-test test-all test-long bench docs examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-all test-long bench docs clusters examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -41,6 +41,11 @@ bench: .venv/done
 
 docs: .venv/done
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+# docs/clusters/ holds a page for each preset, and the wizard's list a line; tests say when they are stale.
+clusters: .venv/done
+	.venv/bin/python tests/presets/preset_choices.py
+	.venv/bin/python docs/make_clusters.py
 
 # examples/ holds rendered projects; a test keeps them equal to a fresh render.
 examples: .venv/done

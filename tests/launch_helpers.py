@@ -24,12 +24,15 @@ def with_standin(project: Path, destination: Path) -> Path:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This environment, with the Python that runs the tests first on the PATH and none of the launch variables."""
+    """This environment, with the Python that runs the tests first on the PATH and none of the launch variables.
+
+    PREFLIGHT is 0: it has tests of its own, and takes seconds.
+    """
     ours = ("DDP_", "SLURM_", "TORCH", "NCCL_", "GLOO_", "OMP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     for name in ("LAUNCHER", "NPROC", "NNODES", "NODE_RANK", "MAX_RESTARTS", "VENV", "MASTER_ADDR", "MASTER_PORT"):
         kept.pop(name, None)
-    return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **extra}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PREFLIGHT": "0", **extra}
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,15 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def say_json(value: object) -> None:
-    """Print an object as JSON, in ASCII."""
-    for line in json.dumps(value, indent=2).splitlines():
+    """Print an object as JSON, in ASCII; days, which YAML has and JSON has not, as text."""
+    for line in json.dumps(value, indent=2, default=_day).splitlines():
         say(line)
+
+
+def _day(value: object) -> str:
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} is not for JSON")
 
 
 def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
@@ -49,14 +56,20 @@ def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
         say(f"  {label:<{width}}  {text}")
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print lines under a header: a rich table on a terminal, aligned plain text in a pipe."""
+def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, keep_first: bool = False) -> None:
+    """Print lines under a header: a rich table on a terminal, aligned plain text in a pipe.
+
+    With `keep_first`, a narrow terminal leaves the first column as wide as it is.
+    """
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         grid = Table(*header)
+        for column in grid.columns:
+            column.overflow = "fold"  # a long path goes on in the next line
+        grid.columns[0].no_wrap = keep_first
         for line in lines:
             grid.add_row(*(Text(one_line(cell)) for cell in line))
         Console(highlight=False).print(grid)

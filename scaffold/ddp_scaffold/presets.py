@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from . import checks, schema
 from .schema import Preset
 
 CHECKOUT = Path(__file__).parents[2] / "templates" / "presets"  # when the package runs from a source checkout
@@ -54,41 +55,75 @@ def find(name: str) -> Path | None:
 
 def files() -> list[Path]:
     """Return the files of all presets, by name."""
-    return sorted(directory().glob("*.yml"))
+    return sorted(directory().glob("*.yml"), key=lambda path: path.stem)
 
 
 def load(path: Path) -> Preset:
     """Return the preset in a file, with the fields of those that it extends. Raises PresetError with every problem."""
+    return load_with_origins(path)[0]
+
+
+def load_with_origins(path: Path) -> tuple[Preset, dict[str, str]]:
+    """Return the preset in a file, and for each field that it takes over the name of the preset that has it.
+
+    Raises PresetError with every problem.
+    """
     problems: list[Problem] = []
-    own = _read(path, problems)
-    merged, parents = dict(own), 0
-    base = own.get("extends")
-    while isinstance(base, str):
-        file = find(base)
-        parents += 1
-        if file is None or parents > MAX_PARENTS or base == own.get("name"):
-            known = ", ".join(other.stem for other in files())
-            reason = f"goes deeper than {MAX_PARENTS} presets, or in a circle"
-            if file is None:
-                reason = f"there is no preset {base!r}; there are: {known}"
-            problems.append(Problem(str(path), "extends", reason))
-            break
-        parent = _read(file, problems)
-        merged = {**parent, **merged}
-        base = parent.get("extends")
-    preset = _validate(path, own, merged, problems)
+    chain, complete = _chain(path, problems)
+    if not chain:
+        raise PresetError(problems)
+    merged: dict[str, Any] = {}
+    holders: dict[str, Path] = {}
+    for file, data in chain:
+        merged = {**data, **merged}
+        holders = {**dict.fromkeys(data, file), **holders}
+    preset = _validate(path, merged, holders, complete, problems)
+    own = chain[0][1]
+    if isinstance(own.get("name"), str) and own["name"] != path.stem:
+        problems.append(Problem(str(path), "name", f"must be {path.stem!r}, like the file"))
+    problems += [
+        Problem(str(path), name, "is missing: it is never taken over from the preset that this one extends")
+        for name in ("name", "title", "verified_on", "status")
+        if name not in own and name in merged
+    ]
     if problems or preset is None:
         raise PresetError(problems)
-    return preset
+    return preset, {field: file.stem for field, file in holders.items() if file != path}
 
 
-def _read(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """Return the mapping in a file, as it stands there. Raises PresetError if there is none."""
+def _chain(path: Path, problems: list[Problem]) -> tuple[list[tuple[Path, dict[str, Any]]], bool]:
+    """Return the file and those that it extends, with what they hold, and whether all of them are there."""
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    file: Path | None = path
+    while file is not None:
+        data = _read(file, problems)
+        if data is None:
+            return chain, False
+        chain.append((file, data))
+        base = data.get("extends")
+        if not isinstance(base, str):
+            break
+        file = find(base)
+        if file is None:
+            known = ", ".join(other.stem for other in files())
+            reason = f"there is no preset {base!r}; there are: {known}"
+        elif len(chain) > MAX_PARENTS or base == chain[0][1].get("name"):
+            reason = f"goes deeper than {MAX_PARENTS} presets, or in a circle"
+        else:
+            continue
+        problems.append(Problem(str(path), "extends", reason))
+        return chain, False
+    return chain, True
+
+
+def _read(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
+    """Return the mapping in a file, as it stands there, or None if there is none: `problems` then say why."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PresetError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
+        problems.append(Problem(str(path), "", f"cannot be read: {reason}"))
+        return None
     # Copier renders a preset as a Jinja template before it reads the YAML.
     for number, line in enumerate(text.splitlines(), start=1):
         problems += [
@@ -99,41 +134,47 @@ def _read(path: Path, problems: list[Problem]) -> dict[str, Any]:
     try:
         data = yaml.load(text, _NoDuplicates)
     except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        at = getattr(error, "problem_mark", None)
+        where = f"{path}:{at.line + 1}" if at else str(path)
         reason = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         problems.append(Problem(where, "", f"is not YAML: {reason}"))
-        raise PresetError(problems) from error
+        return None
     if not isinstance(data, dict):
-        raise PresetError([*problems, Problem(str(path), "", "must be a mapping of fields")])
+        problems.append(Problem(str(path), "", "must be a mapping of fields"))
+        return None
     return data
 
 
-def _validate(path: Path, own: dict[str, Any], merged: dict[str, Any], problems: list[Problem]) -> Preset | None:
-    preset = None
+def _validate(
+    path: Path, merged: dict[str, Any], holders: dict[str, Path], complete: bool, problems: list[Problem]
+) -> Preset | None:
+    """Return the merged preset, or None. A problem is reported for the file that holds the field."""
     try:
         preset = Preset.model_validate(merged)
     except ValidationError as error:
-        problems += [_problem(path, details) for details in error.errors()]
-    if isinstance(own.get("name"), str) and own["name"] != path.stem:
-        problems.append(Problem(str(path), "name", f"must be {path.stem!r}, like the file"))
-    problems += [
-        Problem(str(path), name, "is missing: it is never taken over from the preset that this one extends")
-        for name in ("name", "title", "verified_on", "status")
-        if name not in own and name in merged
-    ]
+        for details in error.errors():
+            if complete or details["type"] != "missing" or len(details["loc"]) > 1:  # else what is extended may have it
+                problems.append(_problem(holders.get(str(details["loc"][0]), path), details))
+        return None
+    for field, reason in checks.contradictions(preset):  # of this file, which may change what another one relies on
+        holder = holders.get(field.partition(".")[0], path)
+        taken = "" if holder == path else f" (taken from {holder.stem})"
+        problems.append(Problem(str(path), field, f"{reason}{taken}"))
     return preset
 
 
 def _problem(path: Path, details: Any) -> Problem:
     field = ".".join(str(part) for part in details["loc"])
-    known = {
-        "extra_forbidden": "is not a known field",
-        "missing": "is missing",
-        "model_type": "must be a mapping of value, source and confidence",
-    }
-    message = re.sub(r"^(Input|String) should ", "must ", details["msg"])
-    return Problem(str(path), field, known.get(details["type"], message))
+    message = re.sub(r"^(Input|String|List|Value) should ", "must ", details["msg"])
+    if details["type"] == "extra_forbidden":
+        message = "is not a known field"
+    elif details["type"] == "missing":
+        message = "is missing"
+    elif details["type"] == "model_type":
+        model = getattr(schema, details["ctx"]["class_name"], None)
+        keys = list(model.model_fields) if model else ["value", "source", "confidence"]
+        message = f"must be a mapping of {', '.join(keys[:-1])} and {keys[-1]}"
+    return Problem(str(path), field, message)
 
 
 class _NoDuplicates(yaml.SafeLoader):

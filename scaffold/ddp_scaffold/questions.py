@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from ._errors import ScaffoldError, UsageError, show
 
 RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
+FEW = 12  # more choices than these do not fit into a message
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Question:
     name: str
     type: str
     default: Any  # None if there is none, else a value or a Jinja template
-    choices: tuple[str, ...]  # empty if free text, or if only the template knows them
+    choices: Mapping[str, str]  # each with its text; empty if free text, or if only the template knows them
     computed: bool  # follows from other answers and is never asked
+    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,41 +38,75 @@ class Given:
 
     text: str
     where: str
+    plain: bool = True  # False: a mapping or list, in `text` as YAML
 
 
-def load_questions(copier_yml: str) -> dict[str, Question]:
-    """Return the questions of a copier.yml in their order. Raises ScaffoldError if it is no mapping in YAML."""
-    import yaml
+def load_questions(copier_yml: str, read: Callable[[str], str] | None = None) -> dict[str, Question]:
+    """Return the questions of a copier.yml in their order. `read` returns other files of the template.
 
-    try:
-        entries = yaml.safe_load(copier_yml)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ScaffoldError(f"the template's copier.yml is not YAML: {reason}", "Correct it there.") from error
-    if not isinstance(entries, dict):
+    Raises ScaffoldError if it is no mapping in YAML.
+    """
+    entries: dict[str, Any] = {}
+    for document in _documents("copier.yml", copier_yml, read):
+        if not isinstance(document, dict):
+            raise ScaffoldError("the template's copier.yml holds no questions", "Write a mapping of questions there.")
+        entries.update(document)
+    if not entries:
         raise ScaffoldError("the template's copier.yml holds no questions", "Write a mapping of questions there.")
     questions = {}
     for name, entry in entries.items():
         if name.startswith("_"):
             continue
         details = entry if isinstance(entry, dict) else {"default": entry}
-        choices = details.get("choices") or ()
-        if isinstance(choices, dict):
-            choices = choices.values()
         questions[name] = Question(
             name=name,
             type=details.get("type", "str"),
             default=details.get("default"),
-            choices=() if isinstance(choices, str) else tuple(str(choice) for choice in choices),
+            choices=_choices(details.get("choices"), read),
             computed=details.get("when") is False,
+            help=details.get("help", ""),
         )
     return questions
 
 
+def _documents(path: str, text: str, read: Callable[[str], str] | None) -> list[Any]:
+    """Return the YAML documents of a template's file; `!include PATH` stands for those of another, as for copier."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A class of its own, since constructors are added to the class."""
+
+    def include(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
+        name = str(loader.construct_scalar(node))  # type: ignore[arg-type]  # anything else is an error of YAML's own
+        return _documents(name, read(name), read) if read else [{}]
+
+    Loader.add_constructor("!include", include)
+    try:
+        found = list(yaml.load_all(text, Loader))
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ScaffoldError(f"the template's {path} is not YAML: {reason}", "Correct it there.") from error
+    return [each for document in found for each in (document if isinstance(document, list) else [document])]
+
+
+def _choices(choices: Any, read: Callable[[str], str] | None) -> dict[str, str]:
+    """Return the choices as copier takes them, each with the text that it shows: a mapping, a list, or an include."""
+    if isinstance(choices, str):
+        included = re.fullmatch(r"\s*\{%-?\s*include\s+'([^']+)'\s*-?%\}\s*", choices)
+        choices = _documents(included[1], read(included[1]), read)[0] if included and read else None
+    if isinstance(choices, dict):
+        return {str(value): str(title) for title, value in choices.items() if not isinstance(value, (dict, list))}
+    return {str(choice): str(choice) for choice in choices or () if not isinstance(choice, (dict, list))}
+
+
 def from_options(preset: str | None, model: str | None, pairs: Iterable[str]) -> dict[str, Given]:
-    """Return what --preset, --model and --set say. Raises UsageError for a malformed or repeated one."""
+    """Return what --preset, --model and --set say. Raises UsageError for a malformed or repeated one, or a bad file."""
+    from . import own_preset
+
     given = {}
-    if preset is not None:
+    if preset is not None and own_preset.is_file(preset):
+        given.update(own_preset.read(preset, "--preset"))
+    elif preset is not None:
         given["preset"] = Given(preset, "--preset")
     if model is not None:
         given["model"] = Given(model, "--model")
@@ -107,17 +143,27 @@ def from_file(path: Path) -> dict[str, Given]:
         where = f"{path}:{key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
             raise UsageError(f"{where}: a key must be plain text", "Write it as `key: value`.")
-        if not isinstance(value, yaml.ScalarNode):
-            raise UsageError(f"{where}: {show(key.value)} must have one plain value", "Write it as `key: value`.")
         if key.value in given:
             raise UsageError(f"{where}: {show(key.value)} is given twice", "Keep one of them.")
-        if key.value not in RECORDED_BY_COPIER:
+        if not isinstance(value, yaml.ScalarNode):
+            given[key.value] = Given(_as_text(value, where), where, plain=False)
+        elif key.value not in RECORDED_BY_COPIER:
             null = value.style is None and value.value in ("~", "null")
             given[key.value] = Given("" if null else value.value, where)
     return given
 
 
-def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict[str, str | int]:
+def _as_text(node: Any, where: str) -> str:
+    """Return a mapping or list as YAML, its values as they stand in the file."""
+    import yaml
+
+    try:
+        return str(yaml.serialize(node, Dumper=yaml.BaseDumper))
+    except RecursionError as error:
+        raise UsageError(f"{where}: is nested too deeply", "Write one `key: value` a line.") from error
+
+
+def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict[str, Any]:
     """Return the given answers in the types of their questions.
 
     Raises UsageError for a key that no question has or that is computed, and for a value of another type or outside
@@ -127,17 +173,22 @@ def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict
     return {name: _check_one(name, answer, questions.get(name), open_names) for name, answer in given.items()}
 
 
-def _check_one(name: str, answer: Given, question: Question | None, open_names: list[str]) -> str | int:
+def _check_one(name: str, answer: Given, question: Question | None, open_names: list[str]) -> Any:
     keys = f"Keys that can be set: {', '.join(open_names)}."
     if question is None:
         hint = f"{_closest(name, open_names)} {keys}".strip()
         raise UsageError(f"{answer.where}: there is no question {show(name)}", hint)
     if question.computed:
         raise UsageError(f"{answer.where}: {show(name)} follows from other answers and cannot be set", keys)
+    if question.type == "yaml":
+        return _parse(name, answer)
+    if not answer.plain:
+        raise UsageError(f"{answer.where}: {show(name)} must have one plain value", "Write it as `key: value`.")
     if question.choices and answer.text not in question.choices:
+        listed = ", ".join(question.choices) if len(question.choices) <= FEW else f"the {len(question.choices)} choices"
+        ways = f"Choose one of {listed}." if name != "preset" else "`ddp-scaffold presets list` shows them."
         raise UsageError(
-            f"{answer.where}: {show(answer.text)} is none of {', '.join(question.choices)}",
-            _closest(answer.text, question.choices) or f"Choose one of {', '.join(question.choices)}.",
+            f"{answer.where}: {show(answer.text)} is none of {listed}", _closest(answer.text, question.choices) or ways
         )
     if question.type == "int":
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", answer.text):
@@ -149,20 +200,37 @@ def _check_one(name: str, answer: Given, question: Question | None, open_names: 
     return answer.text
 
 
+def _parse(name: str, answer: Given) -> Any:
+    """Return what an answer in YAML holds."""
+    import yaml
+
+    try:
+        return yaml.safe_load(answer.text)
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
+        reason = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
+        raise UsageError(f"{answer.where}: {show(name)} is not YAML: {reason}", "Correct it there.") from error
+
+
 def _closest(text: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(text, known, n=1)
     return f"Did you mean {close[0]}?" if close else ""
 
 
-def is_default(question: Question, answers: Mapping[str, Any]) -> bool:
-    """Tell whether an answer is what the template itself would answer, given all others (`answers`)."""
-    from jinja2 import StrictUndefined, TemplateError
+def is_default(question: Question, answers: Mapping[str, Any], read: Callable[[str], str]) -> bool:
+    """Tell whether an answer is what the template itself would answer, given all others (`answers`).
+
+    `read` returns the files of the template that a default includes.
+    """
+    from jinja2 import FunctionLoader, StrictUndefined, TemplateError
     from jinja2.sandbox import SandboxedEnvironment
 
     default = question.default
     if isinstance(default, str):
         try:
-            default = SandboxedEnvironment(undefined=StrictUndefined).from_string(default).render(answers)
+            jinja = SandboxedEnvironment(
+                undefined=StrictUndefined, loader=FunctionLoader(read), trim_blocks=True, lstrip_blocks=True
+            )
+            default = jinja.from_string(default).render(answers)
         except TemplateError:  # a filter that only copier has: then the answer is spelled out, which is never wrong
             return False
     return default is not None and str(default) == str(answers[question.name])

@@ -59,6 +59,7 @@ class Limit(Strict):
     max_nodes: Count | None = None
     max_walltime: Walltime | None = None
     preemptible: bool = False
+    unnamed: bool = False  # it counts as well when a job names neither partition nor QoS
     note: Text | None = None
 
 
@@ -78,10 +79,21 @@ class Container(Strict):
     srun_flags: list[Word] = []  # pyxis or CSCS: options of srun
     command: list[Word] = []  # singularity, apptainer, shifter: words before `python`
     image: Text | None = None  # what an image looks like there, as a hint
+    modules: list[Module] | None = None  # in place of the preset's modules, when ranks run in a container
+
+
+class Script(Strict):
+    """A file of the site that sets its environment; it is sourced in the batch script, before the lines of `env`."""
+
+    path: Directory
+    min_nodes: Count = 1
 
 
 class EnvLine(Strict):
-    """One line of nccl.env or recovery.env: what reads it, since when, why it is there, and the source."""
+    """One line of nccl.env or recovery.env: what reads it, since when, why it is there, and the source.
+
+    $NAME in the value is replaced when a job starts. A variable that is set already keeps its value.
+    """
 
     name: Variable
     value: Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\n]*$")]
@@ -155,6 +167,8 @@ class Preset(Strict):
     recovery: list[EnvLine] = []  # known work-arounds for hangs: rendered, but off
     modules: Fact[list[Module] | None] | None = None
     module_paths: Fact[list[Directory]] | None = None  # module use
+    env_scripts: list[Fact[Script]] = []
+    library_paths: Fact[list[Directory]] | None = None  # in front of LD_LIBRARY_PATH, after the modules
     container: Fact[Container | None] | None = None
     internet: Fact[Literal["open", "nat", "proxy", "none"] | None] | None = None  # of the compute nodes
     scratch: Fact[Directory | None] | None = None  # caches go there

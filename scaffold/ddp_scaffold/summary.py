@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ._errors import ScaffoldError
+from .own_preset import ANSWER
 from .questions import Question, is_default
 from .render import Rendered, copier_settings
 
@@ -83,20 +84,33 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def equivalent_command(
-    dest: str, default_name: str, template: str | None, questions: Mapping[str, Question], rendered: Rendered
+    dest: str,
+    default_name: str,
+    template: str | None,
+    questions: Mapping[str, Question],
+    rendered: Rendered,
+    own: str | None,
+    read: Callable[[str], str],
 ) -> str:
     """Return the command that gives the same project without questions, quoted for a shell.
 
     It spells out what differs from the template's defaults, and what the user's copier settings preset, which others
-    do not have. `default_name` is the project's name if no other is given.
+    do not have. `default_name` is the project's name if no other is given, `own` the path of the user's preset file;
+    `read` returns a file of the template.
     """
+    import yaml
+
     preset_by_user = copier_settings().defaults
     words = ["ddp-scaffold", "new", dest, "-y"]
     for name, value in rendered.answers.items():
-        if name == "project_name" and value == default_name:
+        if (name == "project_name" and value == default_name) or (name == ANSWER and own is not None):
             continue
-        if name not in preset_by_user and is_default(questions[name], rendered.facts):
+        if name not in preset_by_user and is_default(questions[name], rendered.facts, read):
             continue
+        if name == "preset" and own is not None:
+            value = own
+        elif isinstance(value, (dict, list)):
+            value = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=2**31).strip()
         words += [f"--{name}", str(value)] if name in ("preset", "model") else ["--set", f"{name}={value}"]
     if template is not None:
         words += ["--template", template]

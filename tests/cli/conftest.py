@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 
@@ -33,3 +36,27 @@ def cli(template_repo: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 def scaffold_env(template_repo: Path) -> dict[str, str]:
     """The environment in which `cli_helpers.SCAFFOLD` runs from `template_repo`."""
     return {**os.environ, "PYTHONPATH": str(template_repo / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}
+
+
+@pytest.fixture
+def own_preset(work: Path) -> Callable[..., Path]:
+    """`own_preset(gpus_per_node=6, days=500)` writes ./mycluster.yml, verified that long ago, and returns its path."""
+
+    def write(*, days: int = 10, **values: Any) -> Path:
+        def fact(value: Any) -> dict[str, Any]:
+            return {"value": value, "source": "a test", "confidence": "seen"}
+
+        preset = {
+            "name": "mycluster",
+            "title": "My cluster",
+            "extends": "generic-slurm",
+            "verified_on": date.today() - timedelta(days=days),
+            "status": "community",
+            "limits": [fact({"name": "debug", "max_nodes": 2, "max_walltime": "00:30:00"})],
+        }
+        known = {"gpu": "A100 40 GB", "nccl_socket_ifname": "hsn", "internet": "none", **values}
+        path = work / "mycluster.yml"
+        path.write_text(yaml.safe_dump(preset | {name: fact(value) for name, value in known.items()}, sort_keys=False))
+        return path
+
+    return write

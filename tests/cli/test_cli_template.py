@@ -145,6 +145,29 @@ def test_template_whose_questions_cannot_be_read(cli, work, fork, text):
     refused(cli("new", "demo", "-y", "--template", str(fork)), work, 1, "the template's copier.yml")
 
 
+def test_choices_and_defaults_in_other_files_of_a_fork(cli, work, fork):
+    """They are read from the fork, at once: a wrong choice is told before copier runs, a default is not spelled out."""
+    copier, choices = fork / "copier.yml", fork / "templates" / "questions" / "trackers.yml"
+    choices.write_text('"Nowhere": none\n"A file": tensorboard\n"Mine": minerva\n')
+    (fork / "templates" / "questions" / "restarts.jinja").write_text("{% if preset %}\n5\n{%- endif %}\n")
+    text = copier.read_text()
+    assert "choices: [tensorboard, wandb, none]" in text
+    text = text.replace(
+        "choices: [tensorboard, wandb, none]", "choices: \"{% include 'templates/questions/trackers.yml' %}\""
+    )
+    restarts = "\"{% include 'templates/questions/restarts.jinja' %}\""
+    copier.write_text(text.replace("default: 3\n", f"default: {restarts}\n"))
+    git(fork, "add", "--all")
+    git(fork, "commit", "--quiet", "--message", "Mine")
+    options = ["--json", "--template", str(fork)]
+    told = json.loads(cli("new", "demo", "--dry-run", "--set", "tracker=none", *options).stdout)
+    assert told["answers"]["max_restarts"] == 5
+    assert told["command"] == f"ddp-scaffold new demo -y --set tracker=none --template {fork}"
+    wrong = json.loads(cli("new", "demo", "--set", "tracker=minerv", *options).stdout)["error"]
+    assert wrong["message"] == "--set tracker: 'minerv' is none of none, tensorboard, minerva"
+    assert wrong["hint"] == "Did you mean minerva?"
+
+
 @pytest.mark.parametrize("made_from", ["release", "commit after it", "commit without tags"])
 def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, made_from):
     """Also one that was made from a checkout without releases, or past the last one, as developers do."""

@@ -12,9 +12,11 @@ import pytest
 import yaml
 from cli_helpers import SCAFFOLD, git
 
-DOWN, ENTER, BACKSPACE, CTRL_C = "\x1b[B", "\r", "\x7f", "\x03"
+from ddp_scaffold.questions import load_questions
+
+UP, DOWN, ENTER, BACKSPACE, CTRL_C = "\x1b[A", "\x1b[B", "\r", "\x7f", "\x03"
 DRAWN = "\x1b[?7h"  # lines wrap again: the prompt is drawn and reads keys
-SLURM_ONLY = ["gpus_per_node", "cpus_per_task", "walltime", "partition", "account", "modules"]
+SLURM_ONLY = ["gpus_per_node", "cpus_per_task", "partition", "qos", "walltime", "account", "modules"]
 
 Spawn = Callable[..., pexpect.spawn]
 
@@ -45,11 +47,10 @@ def wizard(work: Path, scaffold_env: dict[str, str]) -> Iterator[Spawn]:
 @pytest.fixture
 def ask(template_repo: Path) -> Callable[[pexpect.spawn, str, str], None]:
     """`ask(child, "nodes", keys)` waits for a question and answers it."""
-    texts = {
-        name: entry["help"]
-        for name, entry in yaml.safe_load((template_repo / "copier.yml").read_text()).items()
-        if isinstance(entry, dict) and "help" in entry
-    }
+    questions = load_questions(
+        (template_repo / "copier.yml").read_text(), lambda path: (template_repo / path).read_text()
+    )
+    texts = {name: question.help for name, question in questions.items() if question.help}
 
     def run(child: pexpect.spawn, question: str, keys: str) -> None:
         child.expect_exact(texts[question][:100])
@@ -68,9 +69,13 @@ def finished(child: pexpect.spawn) -> str:
 
 def test_full_run_with_arrow_keys(wizard, ask, work):
     child = wizard("demo")
+    ask(child, "preset", "generic-slurm" + ENTER)
+    child.expect_exact("generic-slurm: A Slurm cluster")
+    child.expect_exact("slurm: srun starts one task a GPU")
+    child.expect(r"documented, verified \d{4}-\d\d-\d\d, ")
+    child.expect_exact("launcher=srun (--set changes them)")
     ask(child, "project_name", ENTER)  # the directory's name stands there already
     ask(child, "package", ENTER)
-    ask(child, "preset", DOWN + ENTER)
     ask(child, "model", ENTER)
     ask(child, "tracker", DOWN + DOWN + ENTER)
     ask(child, "nodes", BACKSPACE + "4" + ENTER)
@@ -114,11 +119,96 @@ def test_wrong_answer_is_asked_again_in_place(wizard, ask, work):
 def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, options):
     child = wizard("torch", "--dry-run", *options)
     child.expect_exact("note: DEST: the project name 'torch' is a Python keyword, or the name of a module")
+    if not options:
+        ask(child, "preset", ENTER)
     ask(child, "project_name", BACKSPACE * len("torch-project") + "torch" + ENTER)
     child.expect_exact("is a Python keyword, or the name of a module")
     child.send("-project" + ENTER)
     ask(child, "package", CTRL_C)
     interrupted(child, work)
+
+
+def test_list_of_places_is_searched_by_name_and_title(wizard, ask, work):
+    child = wizard("demo", "--dry-run")
+    ask(child, "preset", "slurm CLUS")  # of the title, in any case
+    child.expect_exact("slurm CLUS")
+    child.send(ENTER)
+    child.expect_exact("generic-slurm: A Slurm cluster")
+    ask(child, "project_name", CTRL_C)
+    interrupted(child, work)
+
+
+def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset):
+    own_preset(gpus_per_node=6, cpus_per_task=7, days=500)
+    child = wizard("demo", "--model", "diffusion", "--set", "tracker=none", "--dry-run")
+    ask(child, "preset", UP + ENTER)  # the last one
+    child.expect_exact("Which file?")
+    child.expect_exact(DRAWN)
+    child.send("absent.yml" + ENTER)
+    child.expect_exact("absent.yml: cannot be read: No such file")
+    child.send(BACKSPACE * len("absent.yml") + "./mycluster.yml" + ENTER)
+    child.expect_exact("mycluster: My cluster")
+    for line in ("6 GPUs a node, 7 CPUs a GPU: A100 40 GB", "NCCL hsn", "none on compute nodes"):
+        child.expect_exact(line)
+    child.expect_exact("debug: 1 to 2 nodes, 00:30:00")
+    child.expect(r"community, verified \d{4}-\d\d-\d\d, 16 months ago")
+    child.expect_exact("WARNING")
+    child.expect_exact("verified more than a year ago")
+    child.expect_exact("launcher=srun, gpus_per_node=6, cpus_per_task=7 (--set changes them)")
+    for question in ["project_name", "package", "nodes", "partition", "qos", "walltime", "account", "modules"]:
+        ask(child, question, ENTER)
+    for question in ["max_restarts", "collective_timeout_s"]:
+        ask(child, question, ENTER)
+    child.expect_exact("12 (2 nodes x 6 GPUs)")
+    child.expect_exact("ddp-scaffold new demo -y --preset ./mycluster.yml --set tracker=none")
+    text = finished(child)
+    assert child.exitstatus == 0
+    assert "files would be written" in text
+
+
+def test_limits_are_told_at_the_question_that_they_are_about(wizard, ask, work, own_preset):
+    own_preset(gpus_per_node=4, cpus_per_task=8)
+    child = wizard("demo", "--preset", "mycluster.yml", "--model", "diffusion", "--set", "tracker=none", "--dry-run")
+    for question in ["project_name", "package"]:
+        ask(child, question, ENTER)
+    ask(child, "nodes", BACKSPACE + "3" + ENTER)
+    ask(child, "qos", ENTER)
+    ask(child, "partition", "debug" + ENTER)
+    child.expect(r"takes 1 to 2 nodes, not 3 \(as of ")
+    child.send(BACKSPACE * len("debug") + ENTER)
+    ask(child, "walltime", CTRL_C)
+    interrupted(child, work, "mycluster.yml")
+
+
+def test_given_answers_win_over_what_the_preset_decides(wizard, ask, work, own_preset):
+    own_preset(gpus_per_node=6, cpus_per_task=7)
+    child = wizard("demo", "--preset", "mycluster.yml", "--set", "gpus_per_node=3", "--set", "launcher=torchrun")
+    child.expect_exact("cpus_per_task=7 (--set changes them)")
+    assert "gpus_per_node=" not in child.before
+    ask(child, "project_name", CTRL_C)
+    interrupted(child, work, "mycluster.yml")
+
+
+def test_answer_that_the_chosen_place_does_not_ask_is_told_at_once(wizard, ask, work):
+    child = wizard("demo", "--set", "nproc=2")
+    ask(child, "preset", "generic-slurm" + ENTER)
+    text = finished(child)
+    assert child.exitstatus == 2
+    assert "--set nproc: 'nproc' is not asked with preset generic-slurm" in text
+    assert "Name of the project" not in text
+    assert list(work.iterdir()) == []
+
+
+def test_end_of_input_at_the_path_of_a_preset_leaves_nothing(wizard, ask, work):
+    child = wizard("demo")
+    ask(child, "preset", UP + ENTER)
+    child.expect_exact("Which file?")
+    child.expect_exact(DRAWN)
+    child.send("\x04")
+    text = finished(child)
+    assert child.exitstatus == 1
+    assert "the input ended before the last question" in text
+    assert list(work.iterdir()) == []
 
 
 def test_given_answers_are_not_asked(wizard, ask, work):
@@ -148,18 +238,24 @@ def test_wrong_option_is_told_before_the_first_question(wizard, work, options, m
     assert list(work.iterdir()) == []
 
 
-def interrupted(child: pexpect.spawn, work: Path) -> None:
+def interrupted(child: pexpect.spawn, work: Path, *before: str) -> None:
     text = finished(child)
     assert child.exitstatus == 130
     assert text.splitlines()[-1] == "interrupted, nothing was left behind"
     assert "Traceback" not in text
-    assert list(work.iterdir()) == []
+    assert [entry.name for entry in work.iterdir()] == list(before)
 
 
 def test_ctrl_c_at_a_question_leaves_nothing(wizard, ask, work):
-    child = wizard("demo")
+    child = wizard("demo", "--preset", "local")
     ask(child, "project_name", ENTER)
     ask(child, "package", CTRL_C)
+    interrupted(child, work)
+
+
+def test_ctrl_c_at_the_list_of_places_leaves_nothing(wizard, ask, work):
+    child = wizard("demo")
+    ask(child, "preset", CTRL_C)
     interrupted(child, work)
 
 
@@ -169,12 +265,17 @@ def test_ctrl_c_at_the_confirmation_leaves_nothing(wizard, work):
     interrupted(child, work)
 
 
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number):
+def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
     child = wizard("demo")
-    ask(child, "project_name", ENTER)
-    child.expect_exact("Name of the Python package")
+    child.expect_exact("Where will it train?")
     child.expect_exact(DRAWN)
+    if later:
+        child.send(ENTER)
+        ask(child, "project_name", ENTER)
+        child.expect_exact("Name of the Python package")
+        child.expect_exact(DRAWN)
     child.kill(number)
     interrupted(child, work)
 
@@ -189,7 +290,7 @@ def test_decline_leaves_nothing(wizard, work):
 
 
 def test_end_of_input_leaves_nothing(wizard, ask, work):
-    child = wizard("demo")
+    child = wizard("demo", "--preset", "local")
     ask(child, "project_name", BACKSPACE * 4 + "\x04")
     text = finished(child)
     assert child.exitstatus == 1

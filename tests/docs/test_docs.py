@@ -23,7 +23,7 @@ RUN, OUTPUT = "{ .bash .run }", "{ .text .output }"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "@@ end of block @@"
 OUTCOMES = {"done", "failed", "stalled", "stopped", "config"}
-LEAF_COMMANDS = ["new", "presets list", "presets show", "presets check"]
+LEAF_COMMANDS = ["new", *(f"presets {name}" for name in ("list", "show", "check", "init", "schema"))]
 
 
 def text(page: str) -> str:
@@ -81,8 +81,11 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert built.returncode == 0, built.stderr
-    pages = list((tmp_path / "site").glob("*.html"))
-    assert {page.stem for page in pages} >= {page.stem for page in DOCS.glob("*.md")}
+    site = tmp_path / "site"
+    pages = list(site.rglob("*.html"))
+    written = {page.relative_to(site).with_suffix("") for page in pages}
+    assert written >= {page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md")}
+    assert not list(site.rglob("*.py"))
     for page in pages:
         loaded = Loaded()
         loaded.feed(page.read_text(encoding="utf-8"))
@@ -179,7 +182,8 @@ def test_flags_are_those_of_the_command(command: str) -> None:
         timeout=60,
     ).stdout
     options = shown.partition("Options:")[2].partition("Commands:")[0]
-    exist = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", options, re.MULTILINE))
+    heads = re.findall(r"^  (?:-\w, )?(--[a-z-]+(?: / --[a-z-]+)?)", options, re.MULTILINE)
+    exist = {flag for head in heads for flag in head.split(" / ")}
     documented = section("command-line.md", f"## `{f'ddp-scaffold {command}'.strip()}`")
     described = {name for row in rows(documented) for name in codes(row[0]) if name.startswith("--")}
     assert described | {"--help"} == exist
@@ -202,7 +206,8 @@ def test_every_command_has_its_section() -> None:
 def test_questions_and_json_keys_are_those_of_the_template(template_repo: Path, tmp_path: Path) -> None:
     from ddp_scaffold.questions import load_questions
 
-    asked = {name for name, q in load_questions((ROOT / "copier.yml").read_text("utf-8")).items() if not q.computed}
+    questions = load_questions((ROOT / "copier.yml").read_text("utf-8"), lambda path: (ROOT / path).read_text("utf-8"))
+    asked = {name for name, question in questions.items() if not question.computed}
     described = [name for row in rows(section("command-line.md", "### Questions")) for name in codes(row[0])]
     assert sorted(described) == sorted(asked)
 
@@ -214,12 +219,12 @@ def test_questions_and_json_keys_are_those_of_the_template(template_repo: Path, 
 
 
 def test_preset_fields_are_those_of_the_schema() -> None:
-    from ddp_scaffold.presets import Preset, files
+    from ddp_scaffold.schema import EnvLine, Preset
 
-    described = {codes(row[0])[0]: row[2] == "yes" for row in rows(section("presets.md", "## Fields"))}
+    fields, lines = section("presets.md", "## Fields").split("### Lines of environment files")
+    described = {name: row[2] == "yes" for row in rows(fields) for name in codes(row[0])}
     assert described == {name: field.is_required() for name, field in Preset.model_fields.items()}
-    listed = {name for row in rows(text("presets.md").partition("## How")[0]) for name in codes(row[0])}
-    assert listed == {file.stem for file in files()}
+    assert {name for row in rows(lines) for name in codes(row[0])} == set(EnvLine.model_fields)
 
 
 # ------------------------------------------------------------------------------------------- the generated project

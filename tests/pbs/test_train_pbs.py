@@ -24,7 +24,7 @@ OWN: dict[str, Any] = {
     "gpu_request": {"value": None, "source": "the test", "confidence": "inferred"},
     "chunk": {"value": "system=tiny", "source": "the test", "confidence": "inferred"},
     "directives": {"value": ["-l filesystems=home:eagle"], "source": "the test", "confidence": "inferred"},
-    "launch_flags": {"value": ["--depth=2", "--cpu-bind=depth"], "source": "the test", "confidence": "inferred"},
+    "launch_flags": {"value": ["--cpu-bind=depth"], "source": "the test", "confidence": "inferred"},
 }
 ANSWERS = {"preset": "own", "preset_file": OWN, "nodes": 2, "gpus_per_node": 2, "cpus_per_task": 2, "max_restarts": 2}
 

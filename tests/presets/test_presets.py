@@ -1,21 +1,24 @@
-"""The schema of presets, and `ddp-scaffold presets`."""
+"""The schema of presets, and `ddp-scaffold presets list`, `show`, `check` and `schema`."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
-from typer.testing import CliRunner
+from preset_helpers import fact, preset, run
 
-from ddp_scaffold import presets
+from ddp_scaffold import fields, presets, schema
 from ddp_scaffold.cli import app
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "templates/presets").glob("*.yml"))
+FILES = sorted((ROOT / "templates/presets").glob("*.yml"), key=lambda path: path.stem)
 
 
 @pytest.fixture
@@ -31,19 +34,14 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
-def run(*args: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["presets", *args])
-    return result.exit_code, result.output
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_preset_is_valid(path: Path) -> None:
     assert presets.load(path).name == path.stem
 
 
 def test_every_preset_can_be_chosen() -> None:
-    choices = yaml.safe_load((ROOT / "copier.yml").read_text())["preset"]["choices"].values()
-    assert sorted(choices) == [path.stem for path in FILES] == [path.stem for path in presets.files()]
+    choices = yaml.safe_load((ROOT / "templates/questions/presets.yml").read_text()).values()
+    assert sorted(set(choices) - {"own"}) == [path.stem for path in FILES] == [path.stem for path in presets.files()]
 
 
 def test_unknown_is_not_unset(tmp_path: Path) -> None:
@@ -62,7 +60,7 @@ def test_all_problems_at_once(broken: Path) -> None:
     with pytest.raises(presets.PresetError) as caught:
         presets.load(broken)
     assert {(problem.field, problem.reason) for problem in caught.value.problems} == {
-        ("scheduler.value", "must be 'none' or 'slurm'"),
+        ("scheduler.value", "must be 'none', 'slurm' or 'pbs'"),
         ("gpus_per_node.value", "must be a valid integer"),
         ("launcher.source", "is missing"),
         ("colour", "is not a known field"),
@@ -101,13 +99,49 @@ def test_list() -> None:
     assert code == 0
     assert [line.split()[0] for line in text.splitlines()] == ["preset", *(path.stem for path in FILES)]
     code, text = run("list", "--json")
-    assert [preset["name"] for preset in json.loads(text)["presets"]] == [path.stem for path in FILES]
+    entries = json.loads(text)["presets"]
+    assert [preset["name"] for preset in entries] == [path.stem for path in FILES]
+    slurm = next(preset for preset in entries if preset["name"] == "generic-slurm")
+    assert (slurm["launcher"], slurm["gpus_per_node"], slurm["status"]) == ("srun", None, "documented")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ACME"], ["acme-two"]),  # the name, whatever the case
+        (["second"], ["acme-two"]),  # the title
+        (["alps"], ["acme-two"]),  # a keyword
+        (["a100"], ["one"]),  # the GPU
+        (["cluster"], ["acme-two", "generic-slurm", "one"]),
+        (["cluster", "alps"], ["acme-two"]),  # every word
+        (["cluster", "nowhere"], []),
+    ],
+)
+def test_list_searches(installed: Path, words: list[str], found: list[str]) -> None:
+    preset(installed, "one", title="First cluster", gpu=fact("A100 40 GB"))
+    preset(installed, "acme-two", title="Second cluster", keywords=["Alps"])
+    code, text = run("list", *words)
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines() if "note:" not in line] == ["preset", *found]
+    assert ("presets init" in text) == (not found)
+    entries = json.loads(run("list", *words, "--json")[1])["presets"]
+    assert [entry["name"] for entry in entries] == found
+
+
+def test_a_list_says_what_a_node_has(installed: Path) -> None:
+    preset(installed, "one", gpu=fact("A100 40 GB"), gpus_per_node=fact(4))
+    preset(installed, "two", gpus_per_node=fact(8))
+    rows = [line.split("  ") for line in run("list")[1].splitlines()]
+    cells = {row[0]: [cell.strip() for cell in row[1:] if cell] for row in rows}
+    assert cells["one"][:3] == ["4x A100 40 GB", "slurm", "srun"]
+    assert [cells[name][0] for name in ("two", "local")] == ["8", "-"]
 
 
 def test_show() -> None:
     code, text = run("show", "generic-slurm")
     assert code == 0
-    assert "gpu_request         gpus-per-node  documented  stas00/ml-engineering" in text
+    assert "gpu_request  gpus-per-node  documented  stas00/ml-engineering" in text
+    assert "taken from" not in text
     code, text = run("show", "local", "--json")
     preset = json.loads(text)["preset"]
     assert preset["gpus_per_node"]["value"] is None
@@ -115,7 +149,57 @@ def test_show() -> None:
     code, text = run("show", "nowhere")
     assert code == 2
     assert "there is no preset 'nowhere'" in text
-    assert "generic-slurm, local" in text
+    assert "Did you mean generic-slurm?" in run("show", "generic-slrum")[1]
+
+
+def test_show_has_every_field_in_a_group() -> None:
+    grouped = [name for names in fields.GROUPS.values() for name in names]
+    assert sorted([*grouped, *fields.TITLE]) == sorted(schema.Preset.model_fields)
+
+
+def test_show_of_a_full_preset(installed: Path) -> None:
+    line = {"name": "NCCL_NET", "value": "OFI", "read_by": "NCCL", "since": "2.4", "why": "the fast one", "source": "s"}
+    path = preset(
+        installed,
+        "full",
+        verified_on=datetime.date.today() - datetime.timedelta(days=400),
+        gpu=fact("A100", verified_on=datetime.date(2025, 3, 31)),
+        account=fact({"required": True, "pattern": "p[0-9]+", "example": "p12"}),
+        container=fact({"srun_flags": ["--container-image={image}"], "image": "img.sqsh"}),
+        preemption=fact({"grace_s": 30, "requeued": True}),
+        requeue=fact(False),
+        limits=[fact({"name": "debug", "max_nodes": 2, "max_walltime": "00:30:00", "preemptible": True})],
+        env=[line | {"confidence": "seen", "min_nodes": 2, "instead": "AWS Libfabric before 1.17"}],
+        recovery=[line | {"confidence": "seen", "name": "FI_CXI"}],
+        env_scripts=[fact({"path": "/opt/site/env.sh", "min_nodes": 2})],
+        hangs=[fact("it hangs")],
+        storage=[fact("HOME: small")],
+        not_found=["the interface"],
+    )
+    code, text = run("show", "full")
+    assert code == 0
+    assert "WARNING: verified more than a year ago" in text.splitlines()[2]
+    for words in (
+        "documented, 2025-03-31  a page",
+        "account      required; looks like p[0-9]+; for example p12",
+        "container  srun --container-image={image}; image: img.sqsh",
+        "30 s from the signal to the end; requeued",
+        "requeue             no ",
+        "debug  partition  1 to 2  00:30:00  yes",
+        "NCCL_NET=OFI  read by NCCL since 2.4, on 2 or more nodes: the fast one; instead AWS Libfabric before 1.17",
+        "off, for a hang; read by NCCL since 2.4: the fast one",
+        "/opt/site/env.sh; on 2 or more nodes",
+        "it hangs",
+        "HOME: small",
+        "the interface",
+        "(taken from generic-slurm)",
+    ):
+        assert words in text
+    shown = json.loads(run("show", str(path), "--json")[1])
+    assert shown["preset"]["launcher"]["value"] == "srun"
+    assert shown["taken_from"]["launcher"] == "generic-slurm"
+    assert "gpu" not in shown["taken_from"]
+    assert shown["file"] == str(path)
 
 
 def test_check(broken: Path) -> None:
@@ -162,6 +246,53 @@ def test_a_table_on_a_terminal() -> None:
     shown = pexpect.run(" ".join(command), cwd=ROOT / "scaffold", timeout=60).decode()
     assert "┃" in shown
     assert "generic-slurm" in shown
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(80, False), (120, True)])
+def test_a_narrow_terminal_keeps_names_and_leaves_columns_out(columns: int, shown: bool) -> None:
+    pexpect = pytest.importorskip("pexpect")
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    command = [sys.executable, "-m", "ddp_scaffold", "presets", "list"]
+    text = pexpect.run(
+        " ".join(command), cwd=ROOT / "scaffold", timeout=60, dimensions=(50, columns), env=environment
+    ).decode()
+    assert all(path.stem in text for path in FILES)
+    assert ("launcher" in text) == shown
+
+
+def test_schema(tmp_path: Path) -> None:
+    code, text = run("schema")
+    found = json.loads(text)
+    assert code == 0
+    assert found["additionalProperties"] is False
+    assert set(found["required"]) == {"name", "title", "verified_on", "status"}
+    assert set(found["properties"]) == set(schema.Preset.model_fields)
+    assert [branch["required"] for branch in found["anyOf"]] == [
+        ["extends"],
+        ["scheduler", "launcher", "gpus_per_node", "cpus_per_task"],
+    ]
+
+
+# A change here is a change of the public interface: it belongs into the changelog.
+OPTIONS = {
+    "list": {"WORD", "--json"},
+    "show": {"P", "--json"},
+    "check": {"FILE...", "--json"},
+    "schema": set(),
+    "init": {"NAME", "--probe", "--yes", "-y", "--output", "--json"},
+}
+
+
+def test_option_set_is_frozen() -> None:
+    group = typer.main.get_command(app)
+    found = {}
+    for name, command in group.commands["presets"].commands.items():  # type: ignore[attr-defined]
+        found[name] = {
+            option
+            for parameter in command.params
+            for option in (parameter.opts if parameter.param_type_name == "option" else [parameter.metavar])
+        }
+    assert found == OPTIONS
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -21,10 +21,6 @@ NEEDED = ("sbatch", "slurmctld", "slurmd", "munged", "ip", "unshare", "nsenter")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: needs root, slurm-wlm, munge and iproute2; run without xdist")
-
-
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Start the cluster, yield the environment of its commands, and remove it without a trace."""

@@ -31,7 +31,9 @@ TORCH_NOTE = "pip takes torch from PyPI, on Linux its CUDA build; for another, i
 def new(
     ctx: typer.Context,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Directory to make; its name becomes the project's.")],
-    preset: Annotated[str | None, typer.Option("--preset", metavar="P", help="Where it will train.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="P", help="Where it will train: a name, or a preset file.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="F", help="Model family.")] = None,
     pairs: Annotated[
         list[str] | None, typer.Option("--set", metavar="K=V", help="Answer a question; repeatable.")
@@ -58,22 +60,16 @@ def new(
     \b
       ddp-scaffold new denoiser
       ddp-scaffold new denoiser -y --preset generic-slurm --set nodes=4 --set walltime=12:00:00
+      ddp-scaffold new denoiser --preset ./mycluster.yml
       ddp-scaffold new denoiser --answers ../other/.copier-answers.yml --dry-run
 
     Exit codes: 0 done; 1 error or declined; 2 wrong usage or answer; 130 interrupted. Whatever the failure, nothing is
     left behind.
     """
+    from .. import own_preset, wizard
     from .._git import enclosing_work_tree, first_commit, require_git
     from ..questions import check, from_file, from_options, load_questions
-    from ..render import (
-        SuggestionRefused,
-        answer,
-        check_destination,
-        example_name,
-        list_files,
-        publishing,
-        refuse_skipped,
-    )
+    from ..render import answer, check_destination, list_files, publishing, refuse_skipped
     from ..summary import describe, equivalent_command
     from ..template import open_template
 
@@ -84,25 +80,22 @@ def new(
     require_git()
     destination = check_destination(dest)
     with open_template(template) as source, tempfile.TemporaryDirectory(prefix="ddp-scaffold-") as scratch:
-        questions = load_questions(source.read("copier.yml"))
+        questions = load_questions(source.read("copier.yml"), source.read)
         data = check(given, questions)
+        own = preset if preset is not None and own_preset.is_file(preset) else None
+        if own is None and "preset" in given:
+            own_preset.check_recorded(given["preset"].text, data.get(own_preset.ANSWER), given)
         suggestions = {} if "project_name" in data else {"project_name": destination.name}
-        if ask:  # a wrong option is reported before the first question, not after the last one
-            first_try = partial(answer, source, Path(scratch, "early"), questions, data, given=given, render=False)
-            try:
-                early = first_try(suggestions)
-            except SuggestionRefused as error:
-                suggestions = {"project_name": example_name(destination.name)}
-                _output.note(error.message)
-                early = first_try(suggestions)
-            if "preset" in given:
-                refuse_skipped(given, early)
+        start = wizard.Start(given, data, suggestions, own)
+        if ask:
+            first_try = partial(answer, source, Path(scratch, "early"), questions, render=False)
+            start = wizard.prepare(start, questions, first_try, destination.name)
         # Rendered aside: until all is well and confirmed, the destination is not touched.
         staged = Path(scratch, "project")
-        rendered = answer(source, staged, questions, data, suggestions, given, ask=ask)
-        refuse_skipped(given, rendered)
+        rendered = answer(source, staged, questions, start.data, start.suggestions, start.given, ask=ask)
+        refuse_skipped(start.given, rendered)
         files = list_files(staged)
-        command = equivalent_command(dest, destination.name, template, questions, rendered)
+        command = equivalent_command(dest, destination.name, template, questions, rendered, start.own, source.read)
         result = describe(dest, destination, staged, files, rendered, command)
         if source.has_uncommitted_changes():
             used = "used, under a commit that does not exist" if source.work_tree else "not used"

@@ -12,8 +12,8 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
 }
 
 # load_env FILE NODES PARTITION: exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
-# $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only there,
-# up to the next line in brackets.
+# $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only
+# there, up to the next line in brackets.
 load_env() {
   local line key value rest here=1
   while read -r line || [ -n "$line" ]; do
@@ -57,14 +57,23 @@ prepare_environment() {
     # shellcheck disable=SC1091
     source "${VENV:-.venv}/bin/activate"
   fi
+  if ! command -v python >/dev/null && command -v python3 >/dev/null; then
+    # shellcheck disable=SC2317,SC2329 # the host of a container may have this name only
+    python() { python3 "$@"; }
+  fi
   command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
   export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
-  load_env launch/env/recovery.env "$1" "$2" # first: what is set there wins over nccl.env
-  load_env launch/env/nccl.env "$1" "$2"
+  load_env launch/env/recovery.env "${1:-1}" "${2:-}" # first: what is set there wins over nccl.env
+  load_env launch/env/nccl.env "${1:-1}" "${2:-}"
   local active
   active=$(grep -v '^[[:space:]]*\(#\|$\)' launch/env/recovery.env | tr '\n' ' ') || true
   [ -z "$active" ] || say "launch/env/recovery.env is in use: ${active}(its comments say what that costs)"
+}
+
+# prepend_library_path DIRECTORIES: read by the dynamic linker, where an empty entry would be the current directory.
+prepend_library_path() {
+  [ -z "$1" ] || export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
 
 # use_caches DIRECTORY: home directories of clusters are small, slow, or read-only on compute nodes.
@@ -95,12 +104,12 @@ master_address() {
   fi
 }
 
-# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. Read by the CUDA and HIP runtime.
+# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them.
 use_gpu_order() {
   local name
   for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
     if [ -n "${!name:-}" ] && [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
-      export "$name=$1"
+      export "$name=$1" # read by the CUDA or the HIP runtime
     fi
   done
 }

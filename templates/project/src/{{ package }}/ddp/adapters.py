@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .findings import Finding
-from .network import SYS, read, selected
+from .network import read, selected
 
+SYS = Path("/sys/class")
+DEVICES = Path("/proc/net/dev")  # of this network namespace, which /sys/class/net need not be
 COUNTED = 8 << 20  # bytes: less is lost among what else a node sends
 
 
@@ -58,10 +60,10 @@ def check_adapters(
     return words, [Finding(what, "look at ibstat; for TCP on purpose, set NCCL_IB_DISABLE=1")]
 
 
-def sent_by_interface(root: Path = SYS) -> dict[str, int]:
+def sent_by_interface(table: Path = DEVICES) -> dict[str, int]:
     """Bytes that each interface has sent so far, lo left out."""
-    counts = {path.parts[-3]: read(path) for path in root.glob("net/*/statistics/tx_bytes")}
-    return {name: int(count) for name, count in counts.items() if name != "lo" and count.isdigit()}
+    lines = (line.partition(":") for line in read(table).splitlines()[2:])
+    return {name.strip(): int(numbers.split()[8]) for name, _, numbers in lines if name.strip() != "lo"}
 
 
 def _takes(setting: str, adapter: Adapter) -> bool:
@@ -80,9 +82,9 @@ class Counts:
     interfaces: Mapping[str, int]
 
 
-def counts(root: Path = SYS) -> Counts:
+def counts(root: Path = SYS, table: Path = DEVICES) -> Counts:
     """As the kernel counts them now."""
-    return Counts({one.name: one.sent for one in adapters(root) if one.sent is not None}, sent_by_interface(root))
+    return Counts({one.name: one.sent for one in adapters(root) if one.sent is not None}, sent_by_interface(table))
 
 
 def carrier(before: Counts, after: Counts, sent: int) -> tuple[str, bool | None]:

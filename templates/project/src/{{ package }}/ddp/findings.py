@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 class Finding:
     """A problem (exit code 78), or with `warning` only something to know.
 
-    A problem that `blocks` makes a process group impossible: it is reported without trying. `ranks`: none for all.
+    With a problem that `blocks` no process group can be made: all is reported without trying. With one that leaves the
+    rank `alone`, it cannot meet the others at all, and ends at once. `ranks`: none for all.
     """
 
     what: str
     remedy: str
     warning: bool = False
     blocks: bool = False
+    alone: bool = False
     ranks: tuple[int, ...] = ()
 
 

@@ -34,7 +34,7 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
     """One row of the table, and what is wrong. Needs no other rank."""
     several = place.local_world_size < place.world_size
     row, found = _gpus(place, run.device)
-    row |= {"cpus": cpus_for_this_process(place)}
+    row |= {"cpus": cpus_for_this_process(place), "versions": versions(row["device"])}
     nccl = row["device"] != "CPU"
     for part, findings in (_memory(place, loader), _files(place), writable(checkpoint_directory(run))):
         row |= part
@@ -46,24 +46,24 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
         found += [*wrong, *check_interfaces(known, several, nccl)]
         row["ib"], wrong = check_adapters(adapters(), several, nccl)
         found += wrong
-    if nccl and place.local_rank == 0 and not any(finding.blocks for finding in found):
+    if nccl and place.local_rank == 0 and not any(finding.blocks or finding.alone for finding in found):
         row["peers"], wrong = copies(min(place.local_world_size, torch.cuda.device_count()))
         found += wrong
     return row, found
 
 
-def versions() -> dict[str, str]:
+def versions(device: str) -> dict[str, str]:
     """torch, CUDA or HIP, and NCCL or RCCL: the same on all ranks, or nothing can be relied on."""
     toolkit = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda or '-'}"
-    library = nccl_version() if torch.cuda.is_available() else "-"
+    library = "-" if device == "CPU" else nccl_version()
     return {"torch": torch.__version__, "toolkit": toolkit, "RCCL" if torch.version.hip else "NCCL": library}
 
 
 def nccl_version() -> str:
     """'2.27.5', of the library that is loaded: torch.cuda.nccl.version() is what torch was compiled with."""
-    built = ".".join(str(part) for part in torch.cuda.nccl.version()[:3])
-    number = ctypes.c_int()
+    built, number = "-", ctypes.c_int()
     try:
+        built = ".".join(str(part) for part in torch.cuda.nccl.version()[:3])
         # Only what torch has loaded already; where it is linked statically, there is nothing to find.
         name = "librccl.so.1" if torch.version.hip else "libnccl.so.2"
         library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)

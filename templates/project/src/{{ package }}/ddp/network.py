@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from pathlib import Path
 from .env import Place
 from .findings import Finding
 
-SYS = Path("/sys/class")
-SIOCGIFADDR = 0x8915  # netdevice(7)
+SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915  # netdevice(7), Linux
+UP_AND_RUNNING = 0x1 | 0x40  # RUNNING: it has a carrier, or its driver does not say
 CONNECT_S = 2.0
 
 
@@ -27,14 +28,13 @@ class Interface:
     addresses: tuple[str, ...] | None
 
 
-def interfaces(root: Path = SYS) -> dict[str, Interface]:
-    """All of this host, or of this container."""
+def interfaces() -> dict[str, Interface]:
+    """All of this network namespace: asked of the kernel, since /sys may be that of another one."""
     found = {}
     for _, name in socket.if_nameindex():
-        flags = read(root / "net" / name / "flags")
-        # IFF_UP and, unless the driver does not say, a carrier: IPoIB and lo report "unknown".
-        up = not flags or (bool(int(flags, 16) & 1) and read(root / "net" / name / "operstate") != "down")
-        found[name] = Interface(name, up, _addresses(name) if flags else None)
+        flags = _ask(name, SIOCGIFFLAGS)
+        state = int.from_bytes(flags[16:18], sys.byteorder) if flags else UP_AND_RUNNING
+        found[name] = Interface(name, state & UP_AND_RUNNING == UP_AND_RUNNING, _addresses(name) if flags else None)
     return found
 
 
@@ -82,20 +82,20 @@ def check_master(place: Place, known: Mapping[str, Interface]) -> tuple[str, lis
         family, _, _, _, target = socket.getaddrinfo(place.master_addr, place.master_port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         remedy = "set it to a name or address of rank 0's host that every node can resolve"
-        return "-", [Finding(f"{at} cannot be resolved: {error}", remedy, blocks=True)]
+        return "-", [Finding(f"{at} cannot be resolved: {error}", remedy, alone=True)]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: the kernel only looks for the way
             probe.connect(target)
             mine = str(probe.getsockname()[0])
     except OSError as error:
         remedy = "set it to an address in a network that every node is in"
-        return "-", [Finding(f"there is no route to {at}: {error}", remedy, blocks=True)]
+        return "-", [Finding(f"there is no route to {at}: {error}", remedy, alone=True)]
     name = next((one.name for one in known.values() if mine in (one.addresses or ())), "")
     found = []
     elsewhere = place.rank >= place.local_world_size  # on rank 0's own host, its name may well be a loopback address
     if elsewhere and (mine.startswith("127.") or mine == "::1"):
         remedy = "set it to the name of rank 0's host; localhost is another host on every node"
-        found.append(Finding(f"{at} is the loopback address of this host", remedy, blocks=True))
+        found.append(Finding(f"{at} is the loopback address of this host", remedy, alone=True))
     if place.rank == 0 and not place.agent_store:
         found += _check_port(place, family, str(target[0]))
     return f"{mine} {name}".rstrip(), found
@@ -109,7 +109,7 @@ def _check_port(place: Place, family: int, address: str) -> list[Finding]:
             probe.bind(("", place.master_port))  # without listening: no rank can take it for the store
         except OSError as error:
             what = f"port {where} is in use already, or not allowed: {error}"
-            return [Finding(what, "choose another MASTER_PORT", blocks=True)]
+            return [Finding(what, "choose another MASTER_PORT", alone=True)]
     with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
         probe.bind((address, 0))
         return []
@@ -119,7 +119,7 @@ def _check_port(place: Place, family: int, address: str) -> list[Finding]:
             socket.create_connection((place.master_addr, place.master_port), CONNECT_S).close()
     except OSError as error:
         what = f"rank 0 is on {place.host}, and MASTER_ADDR={place.master_addr} does not lead there: {error}"
-        return [Finding(what, "set MASTER_ADDR to rank 0's host", blocks=True)]
+        return [Finding(what, "set MASTER_ADDR to rank 0's host", alone=True)]
     return []
 
 
@@ -143,12 +143,8 @@ def _own_address() -> str:
 
 
 def _addresses(name: str) -> tuple[str, ...]:
-    found = []
-    with suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        import fcntl  # not on every system
-
-        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        found.append(socket.inet_ntoa(answer[20:24]))
+    answer = _ask(name, SIOCGIFADDR)
+    found = [socket.inet_ntoa(answer[20:24])] if answer else []
     for line in read(Path("/proc/net/if_inet6")).splitlines():
         number, *_, owner = line.split()
         if owner == name:
@@ -156,7 +152,17 @@ def _addresses(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _ask(name: str, what: int) -> bytes:
+    """The kernel's answer about an interface; empty where it has none."""
+    with suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        import fcntl  # not on every system
+
+        return fcntl.ioctl(probe.fileno(), what, struct.pack("256s", name.encode()[:15]))
+    return b""
+
+
 def read(path: Path) -> str:
+    """The text of a file of the kernel; empty where there is none."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

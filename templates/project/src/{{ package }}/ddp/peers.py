@@ -29,7 +29,7 @@ def copies(gpus: int, environ: Mapping[str, str] = os.environ) -> tuple[str, lis
     speeds, found = [], []
     for one, other in direct:
         try:
-            source, target = sent.to(f"cuda:{one}"), torch.zeros_like(sent, device=f"cuda:{other}")
+            source, target = sent.to(_gpu(one)), torch.zeros_like(sent, device=_gpu(other))
             target.copy_(source)  # the first one also opens the way
             _wait(one, other)
             began = time.perf_counter()
@@ -46,6 +46,10 @@ def copies(gpus: int, environ: Mapping[str, str] = os.environ) -> tuple[str, lis
             found.append(Finding(what, remedy, blocks=True))
     slowest = f", {min(speeds):.0f} GB/s or more" if speeds else ""
     return f"{len(direct)} of {len(pairs)} pairs{slowest}", found
+
+
+def _gpu(number: int) -> str:
+    return f"cuda:{number}"
 
 
 def _wait(one: int, other: int) -> None:

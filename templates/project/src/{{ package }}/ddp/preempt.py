@@ -76,7 +76,7 @@ class StopFlags:
 
 
 def _in_stop_file(path: Path) -> str:
-    """A launch script that cannot signal the ranks (below mpiexec or ibrun) writes the signal that it got into the file."""
+    """A launch script that cannot signal ranks (below mpiexec or ibrun) writes the signal that it got into the file."""
     with suppress(OSError):
         first, *_ = path.read_text(errors="replace").splitlines() or [""]
         if re.fullmatch(r"signal [A-Z0-9]+ .{1,200}", first):

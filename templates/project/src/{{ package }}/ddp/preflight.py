@@ -30,7 +30,7 @@ from .errors import CONFIG, STALLED, STOPPED, ConfigError, RunFailed
 from .findings import Finding, merged, text
 from .links import clock_offsets, measure
 from .loader import LoaderSettings
-from .machine import Row, look, versions
+from .machine import Row, look
 from .rendezvous import rendezvous
 from .settings import RunSettings, load
 from .setup import Dist, setup_distributed, shutdown
@@ -65,8 +65,9 @@ def main() -> None:
         deadline.start(place)
         deadline.stage = "looking at its machine"
         row, ending.found = look(place, settings.run, settings.loader)
-        row["versions"] = versions()
         ending.found = [replace(finding, ranks=(place.rank,)) for finding in ending.found]
+        if any(finding.alone for finding in ending.found):
+            ending.leave(CONFIG, "it cannot meet the others")
         deadline.stage = "waiting for the other ranks to start"
         joined = rendezvous(place, clocks)
         deadline.all_here(joined.hosts)

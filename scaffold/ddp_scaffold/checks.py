@@ -1,0 +1,160 @@
+"""What no single field of a preset shows: fields that contradict each other, or what the scripts do with them."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+
+from .schema import EnvLine, Preset
+
+LAUNCHERS = {"none": ("torchrun",), "slurm": ("srun", "torchrun", "ibrun"), "pbs": ("mpiexec",)}
+
+# What one option of Slurm is called in short: a site forbids it under either name.
+SHORT = {
+    "-A": "--account",
+    "-B": "--extra-node-info",
+    "-C": "--constraint",
+    "-c": "--cpus-per-task",
+    "-G": "--gpus",
+    "-J": "--job-name",
+    "-m": "--distribution",
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-o": "--output",
+    "-p": "--partition",
+    "-q": "--qos",
+    "-t": "--time",
+    "-w": "--nodelist",
+    "-x": "--exclude",
+}
+# What the batch script writes itself, mostly from answers: of two lines, one would be lost in silence.
+WRITTEN = {
+    *("--account", "--cpus-per-task", "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--open-mode"),
+    *("--output", "--partition", "--qos", "--requeue", "--signal", "--time"),
+}
+INTERFACES = {"NCCL_SOCKET_IFNAME": "nccl_socket_ifname", "GLOO_SOCKET_IFNAME": "gloo_socket_ifname"}
+
+
+def contradictions(preset: Preset) -> Iterator[tuple[str, str]]:
+    """Yield every contradiction in a preset: the path of the field to look at, and the reason."""
+    scheduler, launcher = preset.scheduler.value, preset.launcher.value
+    if launcher not in LAUNCHERS[scheduler]:
+        yield "launcher.value", f"with scheduler {scheduler} it must be {' or '.join(LAUNCHERS[scheduler])}"
+    yield from _gpus(preset)
+    yield from _options(preset)
+    yield from _limits(preset)
+    yield from _account(preset)
+    yield from _network(preset)
+    yield from _environment(preset)
+    container = preset.container.value if preset.container else None
+    if container and not any("{image}" in word for word in [*container.srun_flags, *container.command]):
+        yield "container.value", "no word holds {image}: the image that is asked for would not be used"
+
+
+def future(preset: Preset, today: datetime.date) -> Iterator[tuple[str, str]]:
+    """Yield the days that are still to come. Only `presets check` asks: a wrong clock must not disable a preset."""
+    latest = today + datetime.timedelta(days=1)  # it may be tomorrow already where the file was written
+    for field, value in preset:
+        facts = {f"{field}.{number}": item for number, item in enumerate(value)} if isinstance(value, list) else {}
+        for path, fact in {field: value, **facts}.items():
+            day = value if field == "verified_on" else getattr(fact, "verified_on", None)
+            if day is not None and day > latest:
+                yield path if field == "verified_on" else f"{path}.verified_on", f"{day} is in the future"
+
+
+def _gpus(preset: Preset) -> Iterator[tuple[str, str]]:
+    gpus = preset.gpus_per_node.value
+    for name, fact in (("gpu_order", preset.gpu_order), ("cpu_masks", preset.cpu_masks)):
+        if fact is None:
+            continue
+        if gpus is None:
+            yield f"{name}.value", "needs gpus_per_node: it has one entry for each of them"
+        elif len(fact.value) != gpus:
+            yield f"{name}.value", f"has {len(fact.value)} entries for {gpus} GPUs a node"
+    order = preset.gpu_order.value if preset.gpu_order else []
+    if len(set(order)) < len(order):
+        yield "gpu_order.value", "names a GPU twice"
+
+
+def _options(preset: Preset) -> Iterator[tuple[str, str]]:
+    slurm = preset.scheduler.value == "slurm"
+    forbidden = {_long(flag, slurm) for flag in (preset.forbidden_flags.value if preset.forbidden_flags else ())}
+    request = preset.gpu_request.value if preset.gpu_request else None
+    if request is not None and preset.scheduler.value == ("slurm" if request == "ngpus" else "pbs"):
+        yield "gpu_request.value", f"{request} is an option of the other scheduler, not of {preset.scheduler.value}"
+    if preset.chunk is not None and preset.scheduler.value != "pbs":
+        yield "chunk", "is not used: only PBS has chunks"
+    if request is not None and f"--{request}" in forbidden:
+        yield "gpu_request.value", f"asks with --{request}, which is among the forbidden_flags"
+    for name, fact in (("directives", preset.directives), ("launch_flags", preset.launch_flags)):
+        for number, option in enumerate(fact.value if fact else ()):
+            flag = _long(option, slurm)
+            if flag in forbidden:
+                yield f"{name}.value.{number}", f"{option} is among the forbidden_flags"
+            if slurm and name == "directives" and flag in WRITTEN:
+                yield f"{name}.value.{number}", f"{option}: the batch script has a line for {flag} already"
+
+
+def _long(option: str, slurm: bool) -> str:
+    """Return the name of an option without its value, of Slurm in the long form."""
+    name = re.split("[= ]", option)[0]
+    return SHORT.get(name, name) if slurm else name
+
+
+def _limits(preset: Preset) -> Iterator[tuple[str, str]]:
+    seen = set()
+    for number, fact in enumerate(preset.limits):
+        limit = fact.value
+        if limit.max_nodes is not None and limit.min_nodes > limit.max_nodes:
+            yield f"limits.{number}.value.min_nodes", f"{limit.min_nodes} is more than max_nodes, {limit.max_nodes}"
+        key = (limit.by, limit.name, limit.min_nodes, limit.max_nodes)
+        if key in seen:
+            yield f"limits.{number}.value", f"{limit.by} {limit.name} stands there twice with the same nodes"
+        seen.add(key)
+    for by, default in (("partition", preset.partition), ("qos", preset.qos)):
+        names = {fact.value.name for fact in preset.limits if fact.value.by == by}
+        if default is not None and default.value is not None and names and default.value not in names:
+            yield f"{by}.value", f"{default.value} is not among the limits, which name {', '.join(sorted(names))}"
+
+
+def _account(preset: Preset) -> Iterator[tuple[str, str]]:
+    account = preset.account.value if preset.account else None
+    if account is None or account.pattern is None:
+        return
+    try:
+        pattern = re.compile(account.pattern)
+    except re.error as error:
+        yield "account.value.pattern", f"is not a regular expression: {error}"
+        return
+    if account.example is not None and not pattern.fullmatch(account.example):
+        yield "account.value.example", f"{account.example} does not match the pattern {account.pattern}"
+
+
+def _network(preset: Preset) -> Iterator[tuple[str, str]]:
+    by_suffix = preset.master_addr is not None and preset.master_addr.value == "first-host-suffix"
+    if by_suffix and preset.master_suffix is None:
+        yield "master_suffix", "is missing: master_addr is first-host-suffix"
+    if preset.master_suffix is not None and not by_suffix:
+        yield "master_suffix", "is not used: master_addr is not first-host-suffix"
+
+
+def _environment(preset: Preset) -> Iterator[tuple[str, str]]:
+    for group, lines in (("env", preset.env), ("recovery", preset.recovery)):
+        for number, line in enumerate(lines):
+            where = f"{group}.{number}"
+            if line.min_nodes is not None and line.max_nodes is not None and line.min_nodes > line.max_nodes:
+                yield f"{where}.min_nodes", f"{line.min_nodes} is more than max_nodes, {line.max_nodes}"
+            if group == "env" and line.name in INTERFACES:
+                yield f"{where}.name", f"belongs into the field {INTERFACES[line.name]}"
+            earlier = (n for n in range(number) if _overlap(lines[n], line))
+            if group == "env" and (first := next(earlier, None)) is not None:
+                yield f"{where}.name", f"{line.name} is set by env.{first} already, and both can hold for one job"
+
+
+def _overlap(one: EnvLine, other: EnvLine) -> bool:
+    """Tell whether both lines can hold for one job."""
+    most = min(line.max_nodes or 1_000_000 for line in (one, other))
+    least = max(line.min_nodes or 1 for line in (one, other))
+    elsewhere = one.partition and other.partition and one.partition != other.partition
+    return one.name == other.name and least <= most and not elsewhere

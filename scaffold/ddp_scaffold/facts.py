@@ -1,0 +1,116 @@
+"""What the wizard says about the place that was chosen: a few lines of facts, and how old they are."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .schema import Limit, Preset
+
+OLD_DAYS = 365  # older facts come with a warning
+SHOWN = 4  # so many limits; `presets show` prints all
+HOW = {
+    "torchrun": "srun starts one torchrun on each node",
+    "srun": "srun starts one task a GPU",
+    "ibrun": "ibrun starts one torchrun on each node",
+    "mpiexec": "mpiexec starts one rank a GPU",
+}
+INTERNET = {
+    "open": "open on compute nodes",
+    "nat": "on compute nodes, behind NAT",
+    "proxy": "on compute nodes, by a proxy",
+    "none": "none on compute nodes",
+}
+
+
+def tell(data: Any, own: bool, today: datetime.date | None = None) -> tuple[str, list[tuple[str, str]]] | None:
+    """Return a title and labelled lines for a merged preset as the template has it, or None if it is of another schema.
+
+    `own` is for a preset file of the user's own, which `presets show` does not find by name.
+    """
+    from pydantic import ValidationError
+
+    try:
+        preset = Preset.model_validate(data)
+    except ValidationError:  # of a fork: the questions tell what there is
+        return None
+    today = today or datetime.date.today()
+    hangs = len(preset.hangs) + len(preset.recovery)
+    lines = [
+        ("hardware", _hardware(preset)),
+        ("launcher", _launcher(preset)),
+        ("interface", _interface(preset)),
+        ("internet", _open(preset.internet, INTERNET)),
+        ("limits", _limits([fact.value for fact in preset.limits])),
+        ("hangs", f"{hangs} known, with what helps" if hangs else ""),
+        ("status", f"{preset.status}, verified {preset.verified_on}, {age(preset.verified_on, today)}"),
+    ]
+    if not own:
+        lines.append(("more", f"ddp-scaffold presets show {preset.name}"))
+    if is_old(preset.verified_on, today):
+        lines.append(("WARNING", "verified more than a year ago: check it with the site's pages before the first job"))
+    return f"{preset.name}: {preset.title}", [(label, text) for label, text in lines if text]
+
+
+def is_old(verified_on: datetime.date, today: datetime.date) -> bool:
+    """Tell whether facts of that day need a warning."""
+    return (today - verified_on).days > OLD_DAYS
+
+
+def age(verified_on: datetime.date, today: datetime.date) -> str:
+    """Return how long ago a day was, in words: 12 days ago, 4 months ago, 2 years ago."""
+    days = (today - verified_on).days
+    if days < 1:
+        return "today"
+    for unit, length in (("year", 365.25), ("month", 30.44), ("day", 1)):
+        count = int(days / length)
+        if count >= 2 or (count == 1 and unit != "year"):
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "today"
+
+
+def _launcher(preset: Preset) -> str:
+    if preset.scheduler.value == "none":
+        return "torchrun starts the ranks, without a scheduler"
+    return f"{preset.scheduler.value}: {HOW[preset.launcher.value]}"
+
+
+def _hardware(preset: Preset) -> str:
+    gpus, cpus = preset.gpus_per_node.value, preset.cpus_per_task.value
+    node = f"{gpus} GPU{'s' if gpus > 1 else ''} a node" if gpus else ""
+    counted = ", ".join(part for part in (node, f"{cpus} CPUs a GPU" if cpus else "") if part)
+    return ": ".join(part for part in (counted, preset.gpu.value if preset.gpu else "") if part)
+
+
+def _interface(preset: Preset) -> str:
+    nccl, gloo = preset.nccl_socket_ifname, preset.gloo_socket_ifname
+    parts = []
+    if nccl is not None:
+        parts.append(f"NCCL {nccl.value or 'chooses'}")
+    if gloo is not None:
+        route = "the one on the route to the first node"
+        parts.append(f"gloo {route if gloo.value == 'route' else gloo.value or 'chooses'}")
+    return ", ".join(parts)
+
+
+def _open(fact: Any, words: Mapping[str, str]) -> str:
+    """Return the value of a fact in words; nothing where it is unknown."""
+    return "" if fact is None or fact.value is None else words[fact.value]
+
+
+def _limits(limits: Sequence[Limit]) -> str:
+    shown = "; ".join(_limit(limit) for limit in limits[:SHOWN])
+    return shown + (f"; and {len(limits) - SHOWN} more" if limits[SHOWN:] else "")
+
+
+def _limit(limit: Limit) -> str:
+    nodes = ""
+    if limit.max_nodes is not None:
+        one = limit.min_nodes == limit.max_nodes
+        count = str(limit.max_nodes) if one else f"{limit.min_nodes} to {limit.max_nodes}"
+        nodes = f"{count} node{'s' if limit.max_nodes > 1 else ''}"
+    elif limit.min_nodes > 1:
+        nodes = f"{limit.min_nodes} nodes or more"
+    allowed = ", ".join(part for part in (nodes, limit.max_walltime or "") if part)
+    return f"{limit.name}: {allowed}" if allowed else limit.name

@@ -1,0 +1,150 @@
+"""What this machine tells about its cluster: sinfo, scontrol, nvidia-smi, rocm-smi and ip, each asked once.
+
+What they print is not trusted: only words of known form are taken from it, and the schema checks every value. GPUs and
+interfaces of a login node say nothing about compute nodes; they count inside a job, and on a machine without Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .draft import Draft
+from .probe_slurm import probe_slurm
+
+TIMEOUT_S = 10  # for all of them together: they run at the same time
+MOST = 4_000_000  # bytes of output; a command that prints more is ended
+
+SLURM = {
+    "sinfo": ("sinfo", "-h", "-o", "%P|%G|%c|%m|%D|%l"),
+    "scontrol show config": ("scontrol", "show", "config"),
+    "scontrol show partition": ("scontrol", "show", "partition", "-o"),
+}
+GPUS = {"nvidia-smi -L": ("nvidia-smi", "-L"), "rocm-smi --showid": ("rocm-smi", "--showid")}
+NETWORK = {"ip link": ("ip", "-o", "link"), "ip addr": ("ip", "-o", "-4", "addr")}
+NOT_OF_THE_NETWORK = re.compile(r"lo|docker|virbr|veth|br-|cni|podman|tailscale|tun|wg|ifb|dummy")
+
+
+def probe(draft: Draft) -> None:
+    """Fill a draft with what this machine tells."""
+    slurm = any(shutil.which(command[0]) for command in SLURM.values())
+    in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
+    pbs = not slurm and shutil.which("pbsnodes") is not None
+    here = "a compute node" if in_job else "the login node" if slurm or pbs else "this machine"
+    compute = here != "the login node"
+    commands = {**SLURM, **(GPUS if compute else {}), **NETWORK}
+    said, silent = ask(commands)
+    if slurm:
+        answered = [title for title in SLURM if title in said]
+        source = f"{answered[0]} on {here}" if answered else f"Slurm is installed on {here}, and does not answer"
+        draft.probed("scheduler", "slurm", source)
+        probe_slurm(draft, said, here)
+    elif pbs:
+        draft.probed("scheduler", "pbs", f"pbsnodes is installed on {here}")
+    if compute:
+        _gpus(draft, said, here, count=not (slurm or pbs))
+    else:
+        draft.missing("GPUs and interfaces of compute nodes: this file was not made inside a job, where they show")
+    if slurm or pbs:
+        _interfaces(draft, said, here, in_job)
+    if os.environ.get("SCRATCH"):
+        draft.probed("scratch", "$SCRATCH", f"the variable SCRATCH is set on {here}")
+    for line in silent:
+        draft.missing(line)
+
+
+def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
+    """Run the commands side by side; return what those printed that ended well, and a line for each other one."""
+    said, silent = {}, []
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-probe-") as scratch:
+        outputs = {title: Path(scratch, str(number)) for number, title in enumerate(commands)}
+        try:
+            for title, command in commands.items():
+                if shutil.which(command[0]) is None:
+                    silent.append(f"{command[0]}: not installed here")
+                    continue
+                try:
+                    running[title] = _start(command, outputs[title])
+                except (OSError, subprocess.SubprocessError):
+                    silent.append(f"{title}: cannot be run here")
+            deadline = time.monotonic() + TIMEOUT_S
+            for title, process in running.items():
+                try:
+                    code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    silent.append(f"{title}: no answer within {TIMEOUT_S} s")
+                    continue
+                if code == 0:
+                    said[title] = outputs[title].read_text(encoding="utf-8", errors="replace")
+                else:
+                    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+                    silent.append(f"{title}: failed here ({ended})")
+        finally:
+            for process in running.values():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return said, list(dict.fromkeys(silent))
+
+
+def _start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, MOST)),
+        )
+
+
+def _gpus(draft: Draft, said: Mapping[str, str], here: str, count: bool) -> None:
+    """Take in the GPUs of this machine. Their number counts only where no scheduler can have given a part of them."""
+    patterns = {
+        "nvidia-smi -L": ("cuda", r"^GPU \d+: ([A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}) \(UUID"),
+        "rocm-smi --showid": ("rocm", r"^GPU\[(\d+)\]"),
+    }
+    for title, (accelerator, pattern) in patterns.items():
+        found = re.findall(pattern, said.get(title, ""), re.MULTILINE)
+        if accelerator == "rocm":
+            found = sorted(set(found))
+        if not found:
+            continue
+        source = f"{title} on {here}"
+        draft.probed("accelerator", accelerator, source)
+        if accelerator == "cuda" and len(set(found)) == 1:
+            draft.probed("gpu", found[0], source)
+        if count:
+            draft.probed("gpus_per_node", len(found), source)
+        return
+    for title in GPUS:
+        if title in said:
+            draft.missing(f"GPUs: {title} shows none on {here}")
+
+
+def _interfaces(draft: Draft, said: Mapping[str, str], here: str, in_job: bool) -> None:
+    """Leave the choice to NCCL, but for Slingshot (hsn*), whose names mean nothing to it. See what there is."""
+    up = set(re.findall(r"^\d+: ([A-Za-z0-9_.-]{1,15})[@:][^\n]*[<,]UP[,>]", said.get("ip link", ""), re.MULTILINE))
+    found = re.findall(r"^\d+: +([A-Za-z0-9_.-]{1,15})(?:@\S+)? +inet ", said.get("ip addr", ""), re.MULTILINE)
+    names = [name for name in dict.fromkeys(found) if not NOT_OF_THE_NETWORK.match(name)]
+    names = [name for name in names if name in up or "ip link" not in said][:20]
+    if not names:
+        return
+    seen = f"ip addr on {here} shows {', '.join(names)}"
+    if in_job and any(name.startswith("hsn") for name in names):
+        draft.probed("nccl_socket_ifname", "hsn", seen)
+    else:
+        elsewhere = "" if in_job else "; compute nodes may have others"
+        draft.probed("nccl_socket_ifname", None, f"{seen}{elsewhere}; left to NCCL, which takes ib* first")

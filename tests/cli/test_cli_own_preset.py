@@ -1,0 +1,145 @@
+"""`--preset FILE`: a preset of the user's own, recorded whole in the project, so that updates have it too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+from cli_helpers import git, refused, tree
+
+from ddp_scaffold import __version__, template
+
+
+def told(result) -> dict:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_preset_file_gives_its_values_and_is_recorded_whole(cli, work, own_preset):
+    path = own_preset(gpus_per_node=6, cpus_per_task=7)
+    result = told(cli("new", "demo", "--json", "--preset", "./mycluster.yml"))
+    assert (result["answers"]["preset"], result["answers"]["gpus_per_node"]) == ("own", 6)
+    assert result["follows"]["world_size"] == 12
+    recorded = yaml.safe_load((work / "demo" / ".copier-answers.yml").read_text())
+    assert recorded["preset"] == "own"
+    assert recorded["preset_file"] == yaml.safe_load(path.read_text())
+    assert result["answers"]["preset_file"]["verified_on"] == recorded["preset_file"]["verified_on"].isoformat()
+
+
+def test_printed_command_names_the_file(cli, work, own_preset):
+    own_preset(gpus_per_node=6)
+    command = told(cli("new", "demo", "--json", "--preset", "./mycluster.yml", "--set", "nodes=1"))["command"]
+    assert command == "ddp-scaffold new demo -y --preset ./mycluster.yml --set nodes=1"
+
+
+def test_recorded_answers_serve_as_answers_file_without_the_preset_file(cli, work, own_preset):
+    path = own_preset(gpus_per_node=6, modules=["cuda/12.4", "gcc"])
+    assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
+    path.unlink()
+    (work / "demo").rename(work / "first")
+    command = told(cli("new", "demo", "--json", "--answers", "first/.copier-answers.yml"))["command"]
+    first = tree(work / "first")
+    assert tree(work / "demo") == first
+    (work / "demo").rename(work / "second")
+    assert cli(*shlex.split(command)[1:]).exit_code == 0  # that file is not named in it: the preset stands there itself
+    assert tree(work / "demo") == first
+
+
+def test_a_named_preset_replaces_the_file_of_an_answers_file_only_as_a_whole(cli, work, own_preset):
+    path = own_preset()
+    assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
+    result = cli("new", "two", "-y", "--answers", "demo/.copier-answers.yml", "--preset", "generic-slurm")
+    assert result.exit_code == 2
+    assert "'preset_file' is not asked with preset generic-slurm" in result.stderr
+
+
+def test_limits_of_a_partition(cli, work, own_preset):
+    own_preset()
+    options = ["--json", "--dry-run", "--preset", "mycluster.yml", "--set", "partition=debug"]
+    result = told(cli("new", "demo", *options))
+    assert result["answers"]["walltime"] == "00:30:00"  # by default what the partition allows, and not spelled out
+    assert result["command"] == "ddp-scaffold new demo -y --preset mycluster.yml --set partition=debug"
+    for pair, message in {
+        "nodes=3": "--set partition: 'debug' takes 1 to 2 nodes, not 3 (as of ",
+        "walltime=00:31:00": "--set walltime: '00:31:00' is longer than debug allows for 2 nodes, 00:30:00 (as of ",
+    }.items():
+        assert message in json.loads(cli("new", "demo", *options, "--set", pair).stdout)["error"]["message"]
+
+
+def test_broken_preset_file_is_refused_with_the_way_to_all_problems(cli, work, own_preset):
+    path = own_preset(gpus_per_node="many", colour="blue")
+    result = cli("new", "demo", "-y", "--preset", "./mycluster.yml")
+    path.unlink()
+    refused(result, work, 2, "--preset: mycluster.yml: ", "(and 1 more)", "ddp-scaffold presets check mycluster.yml")
+
+
+@pytest.mark.parametrize("name", ["absent.yml", "./absent", "sub/"])
+def test_absent_preset_file(cli, work, name):
+    refused(cli("new", "demo", "-y", "--preset", name), work, 2, "--preset: ", "cannot be read: No such file")
+
+
+WRONG = {
+    "no file": ("preset: own\n", ":1: 'own' names no preset file"),
+    "not asked": ("preset: local\npreset_file: {name: x}\n", "'preset_file' is not asked with preset local"),
+    "no mapping": ("preset: own\npreset_file: x\n", ":2: 'preset_file' is no preset: it has no name"),
+    "no name": ("preset: own\npreset_file: {title: x}\n", ":2: 'preset_file' is no preset: it has no name"),
+    "path as name": ("preset: own\npreset_file: {name: ../x}\n", ":2: 'preset_file' is no preset: it has no name"),
+    "missing fields": ("preset: own\npreset_file: {name: x}\n", ":2: x.yml: title: is missing (and "),
+    "jinja": (
+        "preset: own\npreset_file: {name: x, title: '{{ 7 }}', extends: local}\n",
+        "holds '{{', which Jinja would evaluate",
+    ),
+    "tag": ("preset: own\npreset_file: {name: !!python/name:os.system x}\n", "'preset_file' is not YAML: "),
+    "recursive": ("preset: own\npreset_file: &a {name: x, title: *a}\n", ":2: "),
+    "nested": ("preset: {name: local}\n", ":1: 'preset' must have one plain value"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_preset_in_an_answers_file(cli, work, tmp_path, text, message):
+    file = tmp_path / "answers.yml"
+    file.write_text(text)
+    refused(cli("new", "demo", "-y", "--answers", str(file)), work, 2, str(file), message)
+
+
+def test_own_without_a_file(cli, work):
+    refused(cli("new", "demo", "-y", "--preset", "own"), work, 2, "--preset: 'own' names no preset file", "--preset ./")
+
+
+def test_file_and_preset_given_twice(cli, work, own_preset):
+    own_preset()
+    result = cli("new", "demo", "-y", "--preset", "mycluster.yml", "--set", "preset=local")
+    assert result.exit_code == 2
+    assert "'preset' is given twice" in result.stderr
+
+
+def test_plain_copier_updates_a_project_with_a_preset_of_its_own(cli, work, own_preset, template_repo, monkeypatch):
+    git(work, "clone", "--quiet", str(template_repo), "fork")
+    fork = work / "fork"
+    monkeypatch.setattr(template, "CHECKOUT", fork)
+    path = own_preset(gpus_per_node=6)
+    assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
+    before = (work / "demo" / ".copier-answers.yml").read_text()
+    (fork / "templates" / "project" / "ADDED.txt.jinja").write_text("{{ preset_data.gpus_per_node.value }} GPUs\n")
+    git(fork, "add", "--all")
+    git(fork, "commit", "--quiet", "--message", "Next")
+    git(fork, "tag", "-a", "-m", "r", "v99.0.0")
+    redirect = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{fork}.insteadOf",
+        "GIT_CONFIG_VALUE_0": template.PUBLIC_URL,
+        "COPIER_CACHE_DIR": str(work / "cache"),
+    }
+    update = [sys.executable, "-m", "copier", "update", "--defaults", "--skip-answered"]
+    done = subprocess.run(
+        update, cwd=work / "demo", env=os.environ | redirect, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (work / "demo" / "ADDED.txt").read_text() == "6 GPUs\n"
+    after = (work / "demo" / ".copier-answers.yml").read_text()
+    assert after == before.replace(f"_commit: v{__version__}\n", "_commit: v99.0.0\n")

@@ -1,0 +1,21 @@
+"""An installation with the two presets that others extend, and no clusters."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddp_scaffold import presets
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of presets of such an installation, for the tests to add to."""
+    directory = tmp_path / "installed"
+    directory.mkdir()
+    for name in ("local", "generic-slurm"):
+        shutil.copy(presets.CHECKOUT / f"{name}.yml", directory)
+    monkeypatch.setattr(presets, "CHECKOUT", directory)
+    return directory

@@ -348,7 +348,7 @@ def test_every_exit_code_has_its_row(described_by_code: dict[str, Any]) -> None:
 
 def test_the_tour_names_every_file(project: Path) -> None:
     tour = text("tour.md")
-    slurm_only = {"train.sbatch", "task.sh", "node.sh"}
+    schedulers = {"train.sbatch", "train.pbs", "site.sh", "task.sh", "node.sh"}
     for folder in ("src/demo", "src/demo/ddp", "launch", "launch/env", "configs"):
         names = {path.name for path in (project / folder).iterdir() if path.is_file()} - {"__init__.py"}
         missing = {name for name in names if name not in tour}
@@ -358,7 +358,7 @@ def test_the_tour_names_every_file(project: Path) -> None:
     scripts = {name for row in rows(section("tour.md", "## The template's: `launch/`")) for name in codes(row[0])}
     launch = project / "launch"
     exist = {path.relative_to(launch).as_posix() for path in launch.rglob("*") if path.is_file()}
-    assert scripts == exist | slurm_only
+    assert scripts == exist | schedulers
 
 
 # ------------------------------------------------------------------------------------------------ the run directory

@@ -129,10 +129,9 @@ def test_it_has_the_script_of_its_scheduler(case: Case, preset: Preset, project:
     assert (script.name if script else None) == batch
     if script is not None:
         text = script.read_text()
-        started_by = "mpiexec" if batch == "train.pbs" else case[1]
-        assert (
-            f"start=({'ibrun' if started_by == 'ibrun' else 'mpiexec' if started_by == 'mpiexec' else 'srun'}" in text
-        )
+        program = case[1] if case[1] in ("ibrun", "mpiexec") else "srun"
+        programs = set(re.findall(r"^ *(?:start|ranks)=\((\w+)", text, re.MULTILINE))
+        assert programs == {program}
         if batch == "train.sbatch":
             assert f"launcher=${{LAUNCHER:-{case[1]}}}" in text
 

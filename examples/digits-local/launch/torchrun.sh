@@ -3,6 +3,7 @@
 #
 #   NPROC          processes here (default: auto); auto is one a GPU, or two on a machine without GPUs
 #   MAX_RESTARTS   restarts after a checkpointed stop or a stall (default: 3; several nodes: 0)
+#   PREFLIGHT      1: look at GPUs, network and disks first; 0: do not (default: 1 on several nodes, 0 on one)
 #   VENV           virtual environment (default: .venv, if it exists, else the current Python)
 #   DDP_RUN__ID    the run to begin or to continue (default: the time)
 #   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   these and DDP_RUN__ID, on each node: several nodes without a scheduler
@@ -27,7 +28,6 @@ count_gpus() {
   fi
 }
 
-prepare_environment
 nnodes=${NNODES:-1}
 nproc=${NPROC:-auto}
 if [ "$nproc" = auto ]; then
@@ -36,6 +36,7 @@ if [ "$nproc" = auto ]; then
 fi
 refuse_unless_number NPROC "$nproc" 1
 refuse_unless_number NNODES "$nnodes" 1
+prepare_environment "$nnodes" ""
 
 if [ "$nnodes" -gt 1 ]; then
   for name in NODE_RANK MASTER_ADDR MASTER_PORT DDP_RUN__ID; do
@@ -52,6 +53,7 @@ else
   use_gloo_interface 127.0.0.1 1
 fi
 refuse_unless_number MAX_RESTARTS "$max_restarts" 0
+preflight=${PREFLIGHT:-$((nnodes > 1))}
 
 run_directory=$(python launch/outcome.py directory "$(date +%Y%m%d-%H%M%S)" "$@")
 export DDP_RUN__ID="${run_directory##*/}" DDP_RUN__DIR="${run_directory%/*}"
@@ -85,20 +87,28 @@ trap 'stop HUP' HUP
 trap 'stop USR1' USR1
 trap 'stop USR2' USR2
 
+run_torchrun() { # run_torchrun NAME MODULE ARGUMENT...: torchrun's exit code, or the code of a stop before anything ran
+  local name=$1 code=0
+  shift
+  # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
+  start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" \
+    --rdzv-id "$DDP_RUN__ID.$attempt.$name" --log-dir "$run_directory/torchelastic" -m "$@"
+  [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
+  wait_for "$torchrun" || code=$?
+  torchrun=
+  end_orphans
+  return "$code"
+}
+
 attempt=${DDP_ATTEMPT:-0}
 restarts=0
 while :; do
   export DDP_ATTEMPT=$attempt
   [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
-  # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
-  start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" --rdzv-id "$DDP_RUN__ID.$attempt" \
-    --log-dir "$run_directory/torchelastic" -m digits.train "$@"
-  [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
   code=0
-  wait_for "$torchrun" || code=$?
-  torchrun=
-  end_orphans
+  if [ "$preflight" != 0 ]; then run_torchrun preflight "digits.ddp.preflight" "$@" || code=$?; fi
+  if [ "$code" = 0 ]; then run_torchrun train "digits.train" "$@" || code=$?; fi
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code")
 
   if [ "$restart" != restart ]; then decision="exit code $code"

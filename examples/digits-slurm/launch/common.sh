@@ -11,16 +11,54 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
   exit 78
 }
 
-# Exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
+# load_env FILE NODES PARTITION: exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
+# $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only
+# there, up to the next line in brackets.
 load_env() {
-  local key value
-  while IFS='=' read -r key value || [ -n "$key" ]; do
-    case $key in '' | '#'*) continue ;; esac
-    [ -n "${!key+set}" ] || export "$key=$value"
+  local line key value rest name here=1
+  while read -r line || [ -n "$line" ]; do
+    line=${line%$'\r'}
+    key=${line%%=*}
+    case $line in
+    '' | '#'*) continue ;;
+    '['*)
+      here=
+      if applies "$line" "$2" "$3"; then here=1; fi
+      continue
+      ;;
+    esac
+    [[ $line =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || refuse "$1: $line is not NAME=VALUE" "correct it"
+    [ -n "$here" ] && [ -z "${!key+set}" ] || continue
+    value='' rest=${line#*=}
+    while [[ $rest == *\$* ]]; do
+      value+=${rest%%\$*} rest=${rest#*\$}
+      if [[ $rest =~ ^[A-Za-z_][A-Za-z0-9_]* ]]; then
+        name=${BASH_REMATCH[0]} rest=${rest#"${BASH_REMATCH[0]}"}
+        value+=${!name-}
+      else
+        value+=\$
+      fi
+    done
+    export "$key=$value$rest"
   done <"$1"
 }
 
-# The Python of VENV (default .venv, if there is one), this project's code, and the settings below env/.
+applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
+  local conditions condition kind sign number
+  IFS=',' read -ra conditions <<<"${1//[\[\]]/}"
+  for condition in "${conditions[@]}"; do
+    read -r kind sign number <<<"$condition"
+    case "$kind $sign $number" in
+    'nodes >= '[1-9]*) [ "$2" -ge "$number" ] || return 1 ;;
+    'nodes <= '[1-9]*) [ "$2" -le "$number" ] || return 1 ;;
+    'partition '?*' ') [ "$3" = "$sign" ] || return 1 ;;
+    *) refuse "launch/env: $1 is no condition" "write [nodes >= 2], [nodes <= 1] or [partition NAME]" ;;
+    esac
+  done
+}
+
+# prepare_environment NODES PARTITION: the Python of VENV (default .venv, if there is one), this project's code, and the
+# settings below env/.
 prepare_environment() {
   if [ -n "${VENV:-}" ] && [ ! -r "$VENV/bin/activate" ]; then
     refuse "VENV=$VENV is not a virtual environment" "set VENV to one, or unset it to use .venv or the current Python"
@@ -29,21 +67,74 @@ prepare_environment() {
     # shellcheck disable=SC1091
     source "${VENV:-.venv}/bin/activate"
   fi
+  if ! command -v python >/dev/null && command -v python3 >/dev/null; then
+    # shellcheck disable=SC2317,SC2329 # the host of a container may have this name only
+    python() { python3 "$@"; }
+  fi
   command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
   export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
-  load_env launch/env/recovery.env # first: what is set there wins over nccl.env
-  load_env launch/env/nccl.env
+  load_env launch/env/recovery.env "${1:-1}" "${2:-}" # first: what is set there wins over nccl.env
+  load_env launch/env/nccl.env "${1:-1}" "${2:-}"
   local active
   active=$(grep -v '^[[:space:]]*\(#\|$\)' launch/env/recovery.env | tr '\n' ' ') || true
   [ -z "$active" ] || say "launch/env/recovery.env is in use: ${active}(its comments say what that costs)"
 }
 
-# use_flight_recorder RUN_DIRECTORY: PyTorch's record of the last collectives, dumped there when NCCL times out.
-# The names depend on the release of torch, found without importing it.
+# prepend_library_path DIRECTORIES: read by the dynamic linker, where an empty entry would be the current directory.
+prepend_library_path() {
+  [ -z "$1" ] || export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
+# use_caches DIRECTORY: home directories of clusters are small, slow, or read-only on compute nodes.
+use_caches() {
+  if [ "${1#/}" = "$1" ] || ! mkdir -p "$1/.cache" 2>/dev/null; then
+    say "warning: caches stay where they are by default: no directory can be made in '$1'"
+  else
+    # Read by huggingface_hub, torch.hub and pip, among others: where each makes its cache directory.
+    export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$1/.cache}"
+  fi
+}
+
+# master_address HOST: how the other nodes find it. Slurm may know a host by a short name that compute nodes cannot
+# resolve; with this host's DNS domain they can.
+master_address() {
+  local domain
+  if ! command -v getent >/dev/null || getent hosts "$1" >/dev/null; then
+    printf '%s\n' "$1"
+    return
+  fi
+  domain=$(hostname -d 2>/dev/null) || true
+  if [ -n "$domain" ] && getent hosts "$1.$domain" >/dev/null; then
+    say "$1 cannot be resolved here, $1.$domain can"
+    printf '%s\n' "$1.$domain"
+  else
+    say "warning: $1 cannot be resolved on $this_host"
+    printf '%s\n' "$1"
+  fi
+}
+
+# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: HIP counts
+# within what ROCR shows, and takes CUDA_VISIBLE_DEVICES for its own.
+use_gpu_order() {
+  local name
+  for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do
+    if [ -n "${!name:-}" ]; then
+      if [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
+        export "$name=$1" # read by ROCm's runtime, HIP or CUDA
+      fi
+      return
+    fi
+  done
+}
+
+# use_flight_recorder RUN_DIRECTORY [container]: PyTorch's record of the last collectives, dumped there when NCCL times
+# out. The names depend on the release of torch, found without importing it; if it is in a container, both are set.
 use_flight_recorder() {
   local version minor
   version=$(python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) \
+    || version=${2:+2.10}
+  [ -n "$version" ] \
     || refuse "$(command -v python) has no torch" "install this project there, or set VENV to where it is installed"
   minor=${version#*.}
   minor=${minor%%[!0-9]*}
@@ -74,6 +165,15 @@ use_gloo_interface() {
   elif [ -n "$name" ]; then
     export GLOO_SOCKET_IFNAME="$name"
   fi
+}
+
+# A stop that ranks learn from a file: for launchers that pass no signal on. `forget_request` removes it for a restart.
+ask_to_stop() { # ask_to_stop RUN_DIRECTORY SIGNAL
+  printf 'signal SIG%s to the launch script on %s\n' "$2" "$this_host" >"$1/stop"
+}
+
+forget_request() { # forget_request RUN_DIRECTORY
+  if grep -qs '^signal ' "$1/stop"; then rm -f "$1/stop"; fi
 }
 
 refuse_unless_number() { # refuse_unless_number NAME VALUE LEAST

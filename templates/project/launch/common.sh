@@ -15,22 +15,31 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
 # $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only
 # there, up to the next line in brackets.
 load_env() {
-  local line key value rest here=1
+  local line key value rest name here=1
   while read -r line || [ -n "$line" ]; do
+    line=${line%$'\r'}
+    key=${line%%=*}
     case $line in
-    '' | '#'*) ;;
-    '['*) if applies "$line" "$2" "$3"; then here=1; else here=; fi ;;
-    *)
-      key=${line%%=*} value='' rest=${line#*=}
-      while [[ $rest =~ ^([^$]*)\$([A-Za-z_][A-Za-z0-9_]*)(.*)$ ]]; do
-        value+=${BASH_REMATCH[1]}
-        rest=${BASH_REMATCH[3]}
-        line=${BASH_REMATCH[2]}
-        value+=${!line-}
-      done
-      [ -z "$here" ] || [ -n "${!key+set}" ] || export "$key=$value$rest"
+    '' | '#'*) continue ;;
+    '['*)
+      here=
+      if applies "$line" "$2" "$3"; then here=1; fi
+      continue
       ;;
     esac
+    [[ $line =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || refuse "$1: $line is not NAME=VALUE" "correct it"
+    [ -n "$here" ] && [ -z "${!key+set}" ] || continue
+    value='' rest=${line#*=}
+    while [[ $rest == *\$* ]]; do
+      value+=${rest%%\$*} rest=${rest#*\$}
+      if [[ $rest =~ ^[A-Za-z_][A-Za-z0-9_]* ]]; then
+        name=${BASH_REMATCH[0]} rest=${rest#"${BASH_REMATCH[0]}"}
+        value+=${!name-}
+      else
+        value+=\$
+      fi
+    done
+    export "$key=$value$rest"
   done <"$1"
 }
 
@@ -39,10 +48,11 @@ applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
   IFS=',' read -ra conditions <<<"${1//[\[\]]/}"
   for condition in "${conditions[@]}"; do
     read -r kind sign number <<<"$condition"
-    case "$kind $sign" in
-    'nodes >=') [ "$2" -ge "$number" ] || return 1 ;;
-    'nodes <=') [ "$2" -le "$number" ] || return 1 ;;
-    partition\ *) [ "$3" = "$sign" ] || return 1 ;;
+    case "$kind $sign $number" in
+    'nodes >= '[1-9]*) [ "$2" -ge "$number" ] || return 1 ;;
+    'nodes <= '[1-9]*) [ "$2" -le "$number" ] || return 1 ;;
+    'partition '?*' ') [ "$3" = "$sign" ] || return 1 ;;
+    *) refuse "launch/env: $1 is no condition" "write [nodes >= 2], [nodes <= 1] or [partition NAME]" ;;
     esac
   done
 }
@@ -104,12 +114,16 @@ master_address() {
   fi
 }
 
-# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them.
+# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: HIP counts
+# within what ROCR shows, and takes CUDA_VISIBLE_DEVICES for its own.
 use_gpu_order() {
   local name
-  for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
-    if [ -n "${!name:-}" ] && [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
-      export "$name=$1" # read by the CUDA or the HIP runtime
+  for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do
+    if [ -n "${!name:-}" ]; then
+      if [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
+        export "$name=$1" # read by ROCm's runtime, HIP or CUDA
+      fi
+      return
     fi
   done
 }

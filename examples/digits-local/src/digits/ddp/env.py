@@ -22,6 +22,7 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     "pals": ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE"),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
 }
 
 
@@ -47,7 +48,9 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
     Raises:
         ConfigError: a variable is missing, is not a number, or contradicts another one.
     """
-    launcher = next((name for name, names in LAUNCHERS.items() if names[0] in environ and names[2] in environ), "none")
+    present = [name for name, names in LAUNCHERS.items() if names[0] in environ and names[2] in environ]
+    whole = [name for name in present if LAUNCHERS[name][1] in environ]  # PALS and MPICH differ in the local rank only
+    launcher = next(iter([*whole, *present]), "none")
     if launcher == "none":
         _refuse_half_set(environ)
         return Place("none", 0, 0, 1, 1, socket.gethostname(), "", 0, attempt(environ), False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -69,8 +71,17 @@ class StopFlags:
             if time.time() >= self._stop_at:
                 self._reason = "end of the allocation"
             elif self.stop_file and self.stop_file.exists():
-                self._reason = f"stop file {self.stop_file}"
+                self._reason = _in_stop_file(self.stop_file)
         return self._reason
+
+
+def _in_stop_file(path: Path) -> str:
+    """A launch script that cannot signal ranks (below mpiexec or ibrun) writes the signal that it got into the file."""
+    with suppress(OSError):
+        first, *_ = path.read_text(errors="replace").splitlines() or [""]
+        if re.fullmatch(r"signal [A-Z0-9]+ .{1,200}", first):
+            return first
+    return f"stop file {path}"
 
 
 def kind_of(reason: str) -> str:

@@ -1,36 +1,44 @@
-"""Two minutes before the job: `python -m <package>.ddp.preflight`, started like the training itself.
+"""Before the job: `python -m <package>.ddp.preflight`, started like the training, looks at every machine and link.
 
-Exit code 78 when something is wrong, 70 when not all ranks came.
+Takes the arguments of training and leaves those alone that it does not need; `--json` prints one JSON object in the
+place of the tables. Exit code 78 when something is wrong, 70 when not all ranks came or answered, 75 on a signal.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import resource
-import shutil
 import sys
-import tempfile
+import threading
 import time
-from pathlib import Path
-from typing import Any
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import NoReturn
 
-import torch
-import torch.distributed as dist
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from .agree import gather
+from . import compare, outcome
+from .board import values
 from .clocks import Clocks
-from .env import cpus_for_this_process, detect
-from .errors import CONFIG, STALLED, ConfigError, RunFailed
+from .deadline import ANSWER_S, Deadline
+from .disk import checkpoint_directory, shared
+from .env import Place, attempt, detect
+from .errors import CONFIG, STALLED, STOPPED, ConfigError, RunFailed
+from .findings import Finding, merged, text
+from .links import clock_offsets, measure
 from .loader import LoaderSettings
+from .machine import Row, look
 from .rendezvous import rendezvous
 from .settings import RunSettings, load
 from .setup import Dist, setup_distributed, shutdown
-from .workers import room
+from .tables import Report, as_json, plain
+from .verdict import Verdict
 
 log = logging.getLogger("ddp")
-MEGABYTES = 64  # of one timed all_reduce
+SECTIONS = ("run", "loader", "clocks")
 
 
 class PreflightSettings(BaseSettings):
@@ -43,104 +51,133 @@ class PreflightSettings(BaseSettings):
 
 
 def main() -> None:
-    """Join the other ranks, look at each machine, time a collective, print one table on rank 0."""
+    """Look at this machine, join the other ranks, time the links, print what was found on rank 0."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    settings, _ = load(PreflightSettings, strict_variables=False)
+    settings, _ = load(PreflightSettings, ours(sys.argv[1:]), strict_variables=False)
+    limit = settings.clocks.preflight_s
+    # Later than the deadline, which can say more than a collective that timed out.
+    longer = {"init_s": min(limit, settings.clocks.init_s), "collective_s": limit + 10 * ANSWER_S}
+    clocks = settings.clocks.model_copy(update=longer)
+    ending = Ending(settings.run)
+    deadline = Deadline(clocks, ending.leave)
     try:
-        joined = setup_distributed(rendezvous(detect(), settings.clocks), settings.run.device)
-    except (ConfigError, RunFailed) as error:
-        print(f"preflight: {error}", file=sys.stderr, flush=True)
-        os._exit(STALLED if isinstance(error, RunFailed) else CONFIG)
-    rows = gather(joined, look(joined, settings.run.dir, settings.loader))
-    problems = [f"{joined.who(row['rank'])}: {problem}" for row in rows for problem in row["problems"]]
-    problems += differences(rows)
-    if joined.rank == 0:
-        print(table(rows))
-        print("\n".join(f"problem: {problem}" for problem in problems) or "preflight: everything is in order")
+        ending.place = place = detect()
+        deadline.start(place)
+        deadline.stage = "looking at its machine"
+        row, ending.found = look(place, settings.run, settings.loader)
+        ending.found = [replace(finding, ranks=(place.rank,)) for finding in ending.found]
+        if any(finding.alone for finding in ending.found):
+            ending.leave(CONFIG, "it cannot meet the others")
+        deadline.stage = "waiting for the other ranks to start"
+        joined = rendezvous(place, clocks)
+        deadline.all_here(joined.hosts)
+        report = _check(joined, deadline, settings.run, row, ending.found)
+        code = CONFIG if report and report.problems else 0
+        if report:
+            print(as_json(report, code) if "--json" in sys.argv else plain(report), flush=True)
+            if code:
+                ending.write(code, text(report.problems[0], joined.hosts).partition(": ")[2])
+        deadline.stage = "waiting for rank 0's verdict"
+        code = int(_from_rank0(joined, "code", str(code)))
+    except ConfigError as error:
+        ending.leave(CONFIG, str(error))
+    except Exception as error:
+        if not isinstance(error, (RunFailed, RuntimeError, OSError)):
+            traceback.print_exc()
+        deadline.let_it_end()
+        ending.leave(STALLED, str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}")
+    deadline.stop()
     shutdown(joined)
-    sys.exit(CONFIG if problems else 0)
+    sys.exit(code)
 
 
-def look(joined: Dist, run_dir: Path, loader: LoaderSettings) -> dict[str, Any]:
-    """What this rank sees of its machine, and what is wrong with it."""
-    problems = []
-    shm = shutil.disk_usage("/dev/shm").free >> 20 if Path("/dev/shm").is_dir() else None
-    _soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = room(joined, loader.prefetch, loader.batch_mb)
-    workers = min(loader.workers, limits[0][0])
-    for limit, why in limits:
-        if limit < loader.workers and "CPUs" not in why:  # fewer CPUs are slower, and nothing else
-            problems.append(f"{limit} of {loader.workers} loader workers fit: {why}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=run_dir) as probe:
-            probe.write(b"x")
-        free = f"{shutil.disk_usage(run_dir).free >> 30} GB"
-    except OSError as error:
-        problems.append(f"cannot write to {run_dir.resolve()}: {error}")
-        free = "?"
-    device = torch.cuda.get_device_name(joined.device) if joined.device.type == "cuda" else "CPU"
-    return {
-        "rank": joined.rank,
-        "host": joined.place.host,
-        "device": device,
-        "cpus": cpus_for_this_process(joined.place),
-        "shm_mb": shm,
-        "files": files,
-        "workers": f"{workers} of {loader.workers}",
-        "disk": free,
-        "p2p": peers(joined),
-        "all_reduce": f"{timed_all_reduce(joined):.2f} GB/s",
-        "torch": torch.__version__,
-        "nccl": nccl_version(joined),
-        "problems": problems,
-    }
+def ours(arguments: Sequence[str]) -> list[str]:
+    """Those of training's arguments that preflight has settings for."""
+    kept, keep = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument[2:].partition("=")[0]
+            keep = name in ("config", "help") or name.partition(".")[0] in SECTIONS
+        if keep:
+            kept.append(argument)
+    return kept
 
 
-def differences(rows: list[dict[str, Any]]) -> list[str]:
-    """Versions that must be equal everywhere and are not."""
-    return [
-        f"{name} differs between ranks: {', '.join(sorted({str(row[name]) for row in rows}))}"
-        for name in ("torch", "nccl", "device")
-        if len({row[name] for row in rows}) > 1
-    ]
+def _check(joined: Dist, deadline: Deadline, run: RunSettings, row: Row, found: list[Finding]) -> Report | None:
+    """Everything from the first meeting on. Returns the report on rank 0, None on the others."""
+
+    def stage(name: str) -> None:
+        deadline.stage = name
+
+    stage("telling rank 0 what it found")
+    joined.store.set(f"preflight/row/{joined.rank}", json.dumps([row, [asdict(finding) for finding in found]]))
+    rows, so_far = [row], found
+    if joined.rank == 0:
+        keys = [f"preflight/row/{rank}" for rank in range(joined.world_size)]
+        told = [json.loads(text or b"") for text in values(joined.store, keys, complete=True)]  # waits for all
+        rows = [row for row, _ in told]
+        so_far = [Finding(**{**one, "ranks": tuple(one["ranks"])}) for _, some in told for one in some]
+        so_far += compare.differences(rows)
+    blocked = any(finding.blocks for finding in so_far)
+    if _from_rank0(joined, "blocked", str(blocked)) == "True":
+        return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED) if joined.rank == 0 else None
+
+    stage("making the process groups")
+    joined = setup_distributed(joined, run.device)
+    offsets = clock_offsets(joined, stage)
+    stage("looking for the others' files in the run directory")
+    so_far += shared(joined, checkpoint_directory(run))
+    links, corrupt, whole = measure(joined, stage) if joined.world_size > 1 else ([], [], True)
+    if joined.rank != 0:
+        return None
+    so_far += [*corrupt, *compare.clocks(offsets, joined.hosts[0]), *compare.slow(links, joined.hosts)]
+    so_far += compare.tcp_beside_adapters(links, rows, joined.hosts)
+    return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED, links, whole, offsets)
 
 
-def peers(joined: Dist) -> str:
-    """Which other GPUs of this node this one can reach directly: without any, traffic goes through host memory."""
-    if joined.device.type != "cuda":
-        return "-"
-    mine, others = joined.device.index, range(torch.cuda.device_count())
-    reachable = sum(torch.cuda.can_device_access_peer(mine, other) for other in others if other != mine)
-    return f"{reachable} of {len(others) - 1}"
+def _from_rank0(joined: Dist, name: str, value: str) -> str:
+    """Rank 0's `value` on every rank, through the store: there may be no process group."""
+    key = f"preflight/{name}"
+    if joined.rank == 0:
+        joined.store.set(key, value)
+    return joined.store.get(key).decode()  # waits for it
 
 
-def nccl_version(joined: Dist) -> str:
-    """'2.27.5', or '-' without GPUs."""
-    if joined.device.type != "cuda":
-        return "-"
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
+class Ending:
+    """The ways out other than the orderly one: this rank says what it knows and is gone, whatever the others do."""
 
+    def __init__(self, run: RunSettings) -> None:
+        self.place: Place | None = None
+        self.found: list[Finding] = []  # what this rank has found before it met the others
+        self._run, self._lock = run, threading.Lock()
 
-def timed_all_reduce(joined: Dist, repeats: int = 5) -> float:
-    """Gigabytes a second of the input through an all_reduce of 64 MB, the median of some."""
-    values = torch.ones(MEGABYTES * (1 << 20) // 4, device=joined.device)
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        dist.all_reduce(values)
-        values.fill_(1.0)[0].item()  # waits for the GPU
-        seconds.append(time.perf_counter() - began)
-    return values.nbytes / sorted(seconds)[repeats // 2] / 1e9
+    def write(self, code: int, reason: str) -> None:
+        """Leave outcome.json if the run has a name: torchrun turns every exit code into 1."""
+        if self._run.id:
+            kind = {STOPPED: "preempted", STALLED: "unknown"}.get(code, "launcher_misconfig")
+            kind = "rendezvous_failed" if "did not start" in reason or "cannot reach" in reason else kind
+            words = "; ".join(line.strip() for line in reason.splitlines())
+            verdict = Verdict(code, kind, f"preflight: {words}", phase="init", step=0)
+            outcome.write(self._run.dir / self._run.id, verdict, attempt(), replace=True)
 
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line a rank, columns aligned."""
-    names = [name for name in rows[0] if name != "problems"]
-    cells = [names, *([str(row[name]) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    def leave(self, code: int, message: str) -> NoReturn:
+        """End the process; with 78 in the place of 70 where this rank has found a reason itself."""
+        self._lock.acquire()  # for good: the first one to come here ends the process
+        place = self.place
+        problems = [finding for finding in self.found if not finding.warning]
+        code = CONFIG if problems and code == STALLED else code
+        message = f"asked to stop: {message}" if code == STOPPED else message
+        who = f"rank {place.rank} ({place.host}): " if place and place.world_size > 1 else ""
+        hosts = [place.host] * (place.rank + 1) if place else []
+        lines = [f"preflight: {who}{message}", *(text(finding, hosts) for finding in problems)]
+        with suppress(OSError, ValueError):
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        try:
+            self.write(code, text(problems[0], hosts).partition(": ")[2] if code == CONFIG and problems else message)
+            if place and place.rank == 0 and place.world_size > 1 and code != STOPPED:
+                time.sleep(2)  # the store goes with this process, and the others may just be finding out what is wrong
+        finally:
+            os._exit(code)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Clocks(BaseModel, extra="forbid", allow_inf_nan=False):
     )
     silent_s: float = Field(15, gt=0, description="a rank whose heartbeat stops (killed, suspended, stuck in C code)")
     beat_s: float = Field(1, gt=0, description="a heartbeat is published this often; at most silent_s / 3")
+    preflight_s: float = Field(60, gt=0, description="preflight: all ranks come by then, and as long for its checks")
 
     @model_validator(mode="after")
     def _ordered(self) -> Clocks:

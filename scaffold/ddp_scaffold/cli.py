@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 import sys
 from types import FrameType
 from typing import Annotated
@@ -68,4 +69,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Clean up as after Ctrl-C; more such signals, which often come in pairs, do not disturb that."""
     for other in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
+    # The prompt that is given up may be a coroutine that has not begun; Python would say so, after our own last line.
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     raise KeyboardInterrupt

@@ -23,8 +23,9 @@ Option = Annotated[
 ]
 Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+][A-Za-z0-9_./+-]*$", max_length=120)]
 # An absolute path, perhaps with environment variables, or one below a variable: /scratch/$USER, $SCRATCH.
-Directory = Annotated[str, StringConstraints(pattern=r"^(/|\$[A-Z_]+)([A-Za-z0-9_./-]|\$[A-Z_]+)*$", max_length=200)]
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,:=/%+@${}-]+$", max_length=300)]
+_NAME = r"\$[A-Z_][A-Z0-9_]*"
+Directory = Annotated[str, StringConstraints(pattern=rf"^(/|{_NAME})([A-Za-z0-9_./-]|{_NAME})*$", max_length=200)]
+Word = Annotated[str, StringConstraints(pattern=rf"^([A-Za-z0-9_.,:=/%+@-]|\{{image\}}|{_NAME})+$", max_length=300)]
 Walltime = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,3}-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1, le=100_000)]

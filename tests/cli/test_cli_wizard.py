@@ -16,7 +16,7 @@ from ddp_scaffold.questions import load_questions
 
 UP, DOWN, ENTER, BACKSPACE, CTRL_C = "\x1b[A", "\x1b[B", "\r", "\x7f", "\x03"
 DRAWN = "\x1b[?7h"  # lines wrap again: the prompt is drawn and reads keys
-SLURM_ONLY = ["gpus_per_node", "cpus_per_task", "partition", "qos", "walltime", "account", "modules"]
+SLURM_ONLY = ["gpus_per_node", "cpus_per_task", "qos", "partition", "walltime", "account", "modules"]
 
 Spawn = Callable[..., pexpect.spawn]
 
@@ -155,7 +155,7 @@ def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset)
     child.expect_exact("WARNING")
     child.expect_exact("verified more than a year ago")
     child.expect_exact("launcher=srun, gpus_per_node=6, cpus_per_task=7 (--set changes them)")
-    for question in ["project_name", "package", "nodes", "partition", "qos", "walltime", "account", "modules"]:
+    for question in ["project_name", "package", "nodes", "qos", "partition", "walltime", "account", "modules"]:
         ask(child, question, ENTER)
     for question in ["max_restarts", "collective_timeout_s"]:
         ask(child, question, ENTER)

@@ -108,26 +108,13 @@ MAY_BE_REFUSED: dict[str, dict[str, Any]] = {
     "extends another directory": {"extends": "../project/launch/common"},
 }
 
-# Faults of the templates: reason -> where.
-FAULTS = {
-    "site.sh takes name and verified_on into a comment as they are": ["name", "day"],
-    "train.pbs takes it into a comment as it is": ["limits", "limits, time", "title"],
-    "train.sbatch takes it into a comment or a directive as it is": [
-        "GPU type", "lead of the signal", "account", "container, source",
-    ],
-    "it stands unquoted, or in quotes that it can close": ["gpu order", "suffix", "container, modules"],
-    "the filters keep a $ that begins no name: bash ends with 'unbound variable' and no other word": [
-        "library paths, a lone $", "scratch, a lone $", "container, a lone $",
-    ],
-    "env files take it as it is, and load_env looks at ${!key}": [
-        "interface", "interface of gloo", "env, name", "env, name of two lines", "env, partition", "env, nodes",
-        "recovery, name",
-    ],
+# Each is put in a comment, a directive or a word by another script, too.
+FOR_ALL_SCRIPTS = {
+    "name", "day", "limits", "limits, time", "title", "GPU type", "lead of the signal", "account", "container, source",
+    "gpu order", "suffix", "container, modules", "library paths, a lone $", "scratch, a lone $", "container, a lone $",
+    "interface", "env, name",
 }  # fmt: skip
-XFAIL = {name: reason for reason, names in FAULTS.items() for name in names}
 QUICK = {"title", "suffix", "env, name", "container, modules", "modules", "extends another directory"}
-ONLY_OF_PBS = {"limits", "limits, time", "title"}  # faults of train.pbs alone
-NOT_OF_PBS = {"GPU type", "lead of the signal", "interface"}  # not rendered there, or the same
 
 LAUNCHERS = ("srun", "torchrun", "ibrun", "pbs")
 
@@ -247,11 +234,9 @@ def test_harmless(render: Callable[..., Path], tmp_path: Path, name: str, launch
 def cases() -> list[Any]:
     found = []
     for name in MAY_BE_REFUSED:
-        for launcher in ("srun", "ibrun", "pbs") if name in XFAIL and name not in NOT_OF_PBS else ("srun",):
-            faulty = name in XFAIL and (launcher == "pbs" or name not in ONLY_OF_PBS)
-            marks = [pytest.mark.xfail(strict=True, reason=XFAIL[name], raises=AssertionError)] if faulty else []
+        for launcher in ("srun", "ibrun", "pbs") if name in FOR_ALL_SCRIPTS else ("srun",):
             slow = [] if launcher == "srun" and name in QUICK else [pytest.mark.slow]
-            found.append(pytest.param(name, launcher, marks=[*marks, *slow], id=f"{name}-{launcher}"))
+            found.append(pytest.param(name, launcher, marks=slow, id=f"{name}-{launcher}"))
     return found
 
 

@@ -86,11 +86,7 @@ def test_what_the_cluster_takes_is_taken(render: Callable[..., Path], given: Ans
         # The limit of a QoS takes the place of the partition's.
         ({"partition": "slow", "qos": "prio", "walltime": "01:00:00"}, "is longer than prio allows"),
         ({"partition": "", "walltime": "02:00:01"}, "allows for 2 nodes, 02:00:00"),
-        pytest.param(
-            {"partition": "", "nodes": 184},
-            "takes 1 to 91, or 92 to 183 nodes, not 184",
-            marks=pytest.mark.xfail(strict=True, reason="without a partition and a QoS, only the time is looked at"),
-        ),
+        ({"partition": "", "nodes": 184}, "takes 1 to 91, or 92 to 183 nodes, not 184"),
         ({"walltime": "00:04:59"}, "must be 00:05:00 or longer"),
         ({"walltime": "0-00:01:00"}, "must be 00:05:00 or longer"),
         ({"walltime": "UNLIMITED"}, "must look like 04:00:00 or 1-12:00:00"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 import sys
+import warnings
 from types import FrameType
 from typing import Annotated
 

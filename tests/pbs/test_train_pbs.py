@@ -160,15 +160,16 @@ def test_training_stops_by_the_clock_and_goes_on_in_the_next_job(pbs: Pbs, rende
     train.write_text(next(rendered.glob("src/*/train.py")).read_text())
     settings = {
         "DDP_RUN__DEVICE": "cpu",
-        "DDP_TRAIN__STEPS": "400",
+        "DDP_TRAIN__STEPS": "20000",
         "DDP_LOG__TRACKER": "none",
-        "DDP_PREEMPT__BEFORE_END_S": "280",  # of the 300 that the job has
+        "DDP_PREEMPT__BEFORE_END_S": "260",  # of the 300 that the job has
         "OMP_NUM_THREADS": "1",
-        "PREFLIGHT": "0",
     }
+    # One node: preflight would find out that the stand-in's two are one.
     variables = ",".join(f"{key}={value}" for key, value in settings.items())
-    job = pbs(project, "qsub", "-l", "walltime=00:05:00", "-v", variables, "launch/train.pbs")
+    job = pbs(project, "qsub", "-l", "select=1,walltime=00:05:00", "-v", variables, "launch/train.pbs")
     until(lambda: ended(pbs, job), "end of the first job", 120)
     assert pbs.end(job)["code"] == 75, output(project, job)
+    assert "preflight: everything is in order" in output(project, job)
     assert "stopped: stopped on request: end of the allocation" in output(project, job)
     until(lambda: "resumed" in output(project, "2.standin"), "the second job goes on from the checkpoint", 120)

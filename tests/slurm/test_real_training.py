@@ -32,7 +32,7 @@ Submit = Callable[..., Any]
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_trains_to_the_end_over_two_nodes(train: Callable[..., Any], uninterrupted: Any, launcher: str) -> None:
-    result = uninterrupted if launcher == "srun" else train(LAUNCHER=launcher).wait()
+    result = uninterrupted if launcher == "srun" else train(LAUNCHER=launcher, PREFLIGHT="1").wait()
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 0), everything(result)
     assert json.loads((result.run_dir / "outcome.json").read_text())["outcome"] == "done", everything(result)
     report = (result.run_dir / "report.md").read_text()
@@ -44,6 +44,14 @@ def test_trains_to_the_end_over_two_nodes(train: Callable[..., Any], uninterrupt
     assert (first[0], last[0], validated[0]) == (10, STEPS, STEPS)
     assert max(last[1], validated[1]) < first[1], everything(result)
     assert other_end(result, uninterrupted) == []
+    assert ("preflight: everything is in order" in result.output) == (launcher == "torchrun"), everything(result)
+
+
+def test_what_preflight_finds_wrong_ends_the_job_before_training(train: Callable[..., Any], launcher: str) -> None:
+    result = train(LAUNCHER=launcher, PREFLIGHT="1", GLOO_SOCKET_IFNAME="none9").wait()
+    assert (result.state, result.exit_code, result.restarts) == ("FAILED", 78, 0), everything(result)
+    assert "none9" in result.output, everything(result)
+    assert not (result.run_dir / "metrics.jsonl").exists(), everything(result)
 
 
 def test_a_preempted_run_ends_with_the_same_bits(

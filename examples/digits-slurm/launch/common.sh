@@ -57,7 +57,7 @@ applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
   done
 }
 
-# prepare_environment NODES PARTITION: the Python of VENV (default .venv, if there is one), this project's code, and the
+# prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's code, and the
 # settings below env/.
 prepare_environment() {
   if [ -n "${VENV:-}" ] && [ ! -r "$VENV/bin/activate" ]; then
@@ -67,7 +67,7 @@ prepare_environment() {
     # shellcheck disable=SC1091
     source "${VENV:-.venv}/bin/activate"
   fi
-  if ! command -v python >/dev/null && command -v python3 >/dev/null; then
+  if [ -n "${3:-}" ] && ! command -v python >/dev/null && command -v python3 >/dev/null; then
     # shellcheck disable=SC2317,SC2329 # the host of a container may have this name only
     python() { python3 "$@"; }
   fi
@@ -114,10 +114,31 @@ master_address() {
   fi
 }
 
+# ipv4_of HOST: its address.
+ipv4_of() {
+  local address
+  address=$(getent ahostsv4 "$1" | awk 'NR == 1 { print $1 }') || true
+  [ -n "$address" ] || refuse "$1 has no IPv4 address" "see getent ahostsv4 $1"
+  printf '%s\n' "$address"
+}
+
+count_gpus() {
+  local visible=${CUDA_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-unset}}
+  if [ "$visible" != unset ]; then
+    tr ',' '\n' <<<"$visible" | grep -c '^[0-9A-Za-z]' || true # -1 stands for none
+  elif command -v nvidia-smi >/dev/null; then
+    nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+  elif command -v rocm-smi >/dev/null; then
+    rocm-smi --showid 2>/dev/null | grep -o '^GPU\[[0-9]*\]' | sort -u | wc -l
+  else
+    echo 0
+  fi
+}
+
 # use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: HIP counts
 # within what ROCR shows, and takes CUDA_VISIBLE_DEVICES for its own.
 use_gpu_order() {
-  local name
+  local name all=${1//[!,]/}
   for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do
     if [ -n "${!name:-}" ]; then
       if [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
@@ -126,6 +147,7 @@ use_gpu_order() {
       return
     fi
   done
+  [ "$(count_gpus)" != $((${#all} + 1)) ] || export CUDA_VISIBLE_DEVICES="$1" # HIP reads it, too
 }
 
 # use_flight_recorder RUN_DIRECTORY [container]: PyTorch's record of the last collectives, dumped there when NCCL times

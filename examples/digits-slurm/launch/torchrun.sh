@@ -16,19 +16,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 source launch/site.sh
 
-count_gpus() {
-  local visible=${CUDA_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-unset}}
-  if [ "$visible" != unset ]; then
-    tr ',' '\n' <<<"$visible" | grep -c '^[0-9A-Za-z]' || true # -1 stands for none
-  elif command -v nvidia-smi >/dev/null; then
-    nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
-  elif command -v rocm-smi >/dev/null; then
-    rocm-smi --showid 2>/dev/null | grep -o '^GPU\[[0-9]*\]' | sort -u | wc -l
-  else
-    echo 0
-  fi
-}
-
 nnodes=${NNODES:-1}
 nproc=${NPROC:-auto}
 if [ "$nproc" = auto ]; then

@@ -104,7 +104,7 @@ def env_line(line: EnvLine) -> tuple[str, str]:
     counts = nodes(line.min_nodes, line.max_nodes)
     parts = [
         f"read by {line.read_by}{f' since {line.since}' if line.since else ''}",
-        f"on {counts} nodes" if counts else "",
+        f"on {counts} node{'' if counts == '1' else 's'}" if counts else "",
         f"in partition {line.partition}" if line.partition else "",
     ]
     instead = f"; instead {line.instead}" if line.instead else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ._errors import ScaffoldError
+from .facts import is_old
 from .own_preset import ANSWER
 from .questions import Question, is_default
 from .render import Rendered, copier_settings
@@ -24,7 +26,7 @@ CLOCKS = {
 }
 
 # What starts a training, the scheduler's script before the one that runs on this machine.
-STARTS = {"launch/train.sbatch": "sbatch", "launch/torchrun.sh": "bash"}
+STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
 
 
 def describe(
@@ -43,7 +45,7 @@ def describe(
             "Its projects could never be updated; the template must be in git and hold that file.",
         )
     facts = rendered.facts
-    scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch"))]
+    scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch", ".pbs"))]
     return {
         "version": 1,
         "destination": str(destination),
@@ -59,6 +61,8 @@ def describe(
             "max_restarts": facts.get("max_restarts"),
             "clocks_s": {clock: facts.get(name) for clock, name in CLOCKS.items()},
             "scripts": scripts,
+            "place": _place(facts),
+            "needs": _needs(facts),
         },
     }
 
@@ -70,8 +74,14 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "nodes" in answers:
         world = f"{world} ({answers['nodes']} nodes x {answers['gpus_per_node']} GPUs)"
     metrics = "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
+    place = follows["place"] or {}
+    old = place.get("verified_on") and is_old(datetime.date.fromisoformat(place["verified_on"]), datetime.date.today())
+    warning = "; MORE THAN A YEAR AGO: check it with the site's pages" if old else ""
+    where = f"{place['title']}, {place['status']}, verified {place['verified_on']}{warning}" if place else ""
     folders = Counter(name.partition("/")[0] if "/" in name else "top level" for name in files)
-    return [
+    rows = [
+        ("place", where),
+        ("still needed", "; ".join(follows["needs"])),
         ("package", f"src/{follows['package']}"),
         ("processes", str(world)),
         ("clocks", " < ".join(f"{clock} {seconds} s" for clock, seconds in follows["clocks_s"].items())),
@@ -81,6 +91,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("files", f"{len(files)}: " + ", ".join(f"{folder} {count}" for folder, count in folders.items())),
         ("template", f"{result['template']['source']} at {result['template']['commit']}"),
     ]
+    return [(label, text) for label, text in rows if text]
 
 
 def equivalent_command(
@@ -115,6 +126,23 @@ def equivalent_command(
     if template is not None:
         words += ["--template", template]
     return shlex.join(words)
+
+
+def _place(facts: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return what the preset says of itself, or None for a template that has no such presets."""
+    preset = facts.get("preset_data")
+    names = ("name", "title", "status", "verified_on")
+    return {name: str(preset.get(name)) for name in names} if isinstance(preset, dict) else None
+
+
+def _needs(facts: Mapping[str, Any]) -> list[str]:
+    """Return what a job there will be refused without, and no answer has given."""
+    known = facts.get("known") or {}
+    account = known.get("account")
+    if not account or not account.get("required") or facts.get("account"):
+        return []
+    submit, option = ("qsub", "-A ") if known["scheduler"] == "pbs" else ("sbatch", "--account=")
+    return [f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)"]
 
 
 def _world_size(answers: Mapping[str, Any]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -61,8 +62,21 @@ def test_json_schema(cli, work):
         "max_restarts": 3,
         "clocks_s": {"loader": 90, "stall": 180, "collective": 300, "guard": 1800},
         "scripts": [name for name in told["files"] if name.endswith((".sh", ".sbatch"))],
+        "place": told["follows"]["place"],
+        "needs": [],
     }
+    assert told["follows"]["place"]["name"] == "generic-slurm"
     assert "launch/train.sbatch" in told["follows"]["scripts"]
+
+
+def test_what_a_job_will_lack_and_how_old_the_facts_are_is_told(cli, work):
+    result = cli("new", "demo", "-y", "--dry-run", "--preset", "ncsa-delta")
+    assert re.search(r"still needed +an account \(--set account=", result.stdout)
+    assert re.search(r"verified 2025-\d\d-\d\d; MORE THAN A YEAR AGO", result.stdout)
+    given = cli("new", "demo", "--json", "--dry-run", "--preset", "alcf-polaris", "--set", "account=mine")
+    told = json.loads(given.stdout)
+    assert told["follows"]["needs"] == []
+    assert told["next"][-1] == "qsub launch/train.pbs"
 
 
 def test_clocks_keep_their_order_at_both_ends(cli, work):

@@ -6,7 +6,8 @@
      "command": the same run without questions, "files": [relative paths],
      "next": [three commands to type], "template": {"source": URL or path, "commit": tag or commit},
      "follows": {"package", "tracker", "world_size": number or null (counted at the start), "max_restarts",
-                 "clocks_s": {"loader", "stall", "collective", "guard"}, "scripts": [relative paths]}}
+                 "clocks_s": {"loader", "stall", "collective", "guard"}, "scripts": [relative paths],
+                 "place": {"name", "title", "status", "verified_on"} or null, "needs": [texts]}}
 
 or, on failure, {"error": {"message", "hint", "exit_code"}}. Keys may be added; none is renamed within version 1.
 """

@@ -32,6 +32,13 @@ def read(text: str, where: str) -> dict[str, Given]:
     return {"preset": Given(OWN, where), ANSWER: Given(path.read_text(encoding="utf-8"), where, plain=False)}
 
 
+def replace(recorded: Mapping[str, Given], given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return the recorded answers with those given over them; another preset takes the place of a recorded file."""
+    if "preset" in given and given["preset"].text != OWN:
+        recorded = {name: answer for name, answer in recorded.items() if name != ANSWER}
+    return {**recorded, **given}
+
+
 def problem_in(path: Path) -> str:
     """Return what is wrong with a preset file in one line, or an empty text."""
     from .presets import PresetError, load

@@ -20,6 +20,7 @@ from .schema import Preset
 CHECKOUT = Path(__file__).parents[2] / "templates" / "presets"  # when the package runs from a source checkout
 PACKAGED = Path(__file__).with_name("presets")  # in a wheel: the same files, as package data
 
+MAX_BYTES = 1 << 20
 MAX_PARENTS = 2  # `extends` may be followed so many times; copier.yml holds one computed answer for each
 
 
@@ -119,6 +120,8 @@ def _chain(path: Path, problems: list[Problem]) -> tuple[list[tuple[Path, dict[s
 def _read(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
     """Return the mapping in a file, as it stands there, or None if there is none: `problems` then say why."""
     try:
+        if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_BYTES):
+            raise PresetError([Problem(str(path), "", "cannot be read: no file, or one of more than 1 MB")])
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ._errors import ScaffoldError, UsageError, show
 
+MAX_BYTES = 1 << 20  # of an answers file
 RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
 FEW = 12  # more choices than these do not fit into a message
 
@@ -124,6 +125,8 @@ def from_file(path: Path) -> dict[str, Given]:
     """Return the answers in a YAML mapping of plain values. Raises UsageError that names the file and the line."""
     import yaml
 
+    if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_BYTES):
+        raise UsageError(f"{path}: cannot be read: no file, or one of more than 1 MB", "Give --answers a YAML file.")
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:

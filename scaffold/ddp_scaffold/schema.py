@@ -12,7 +12,9 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 T = TypeVar("T")
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=600, pattern=r"^[^\n]*$")]
+# One line, without characters that hide or reorder what stands there.
+_PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]*$"
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=600, pattern=_PLAIN)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,79}$")]
 Interfaces = Annotated[str, StringConstraints(pattern=r"^[\^=]?[A-Za-z0-9_.,-]{1,80}$")]
 # One option and its value, as on a #SBATCH or #PBS line or after srun, without quotes: of the characters that a shell
@@ -97,7 +99,7 @@ class EnvLine(Strict):
     """
 
     name: Variable
-    value: Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\n]*$")]
+    value: Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=_PLAIN)]
     read_by: Text
     since: Text | None = None  # a release; None: not known, and then nothing is claimed
     why: Text

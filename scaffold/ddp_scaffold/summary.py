@@ -72,7 +72,9 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     follows, answers, files = result["follows"], result["answers"], result["files"]
     world = follows["world_size"] or "counted at the start: one a GPU, or 2 without GPUs"
     if "nodes" in answers:
-        world = f"{world} ({answers['nodes']} nodes x {answers['gpus_per_node']} GPUs)"
+        nodes, gpus = answers["nodes"], answers["gpus_per_node"]
+        plural = "s" if nodes != 1 else "", "s" if gpus != 1 else ""
+        world = f"{world} ({nodes} node{plural[0]} x {gpus} GPU{plural[1]})"
     metrics = "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
     place = follows["place"] or {}
     old = place.get("verified_on") and is_old(datetime.date.fromisoformat(place["verified_on"]), datetime.date.today())
@@ -139,10 +141,19 @@ def _needs(facts: Mapping[str, Any]) -> list[str]:
     """Return what a job there will be refused without, and no answer has given."""
     known = facts.get("known") or {}
     account = known.get("account")
+    pbs = known.get("scheduler") == "pbs"
+    found = []
+    if not facts.get("partition") and known.get("partition"):
+        found.append(f"a partition: {known['partition']} does not take {facts.get('nodes')} nodes")
+    elif pbs and not facts.get("partition") and known.get("limits"):
+        found.append("a queue (--set partition=..., or qsub -q NAME for each job)")
     if not account or not account.get("required") or facts.get("account"):
-        return []
-    submit, option = ("qsub", "-A ") if known["scheduler"] == "pbs" else ("sbatch", "--account=")
-    return [f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)"]
+        return found
+    submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
+    return [
+        *found,
+        f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)",
+    ]
 
 
 def _world_size(answers: Mapping[str, Any]) -> int | None:

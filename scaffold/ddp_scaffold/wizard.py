@@ -88,7 +88,7 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
         questionary.path(
             "Which file? (ddp-scaffold presets init makes one)\n ",
             qmark=MARK,
-            validate=lambda text: not text or own_preset.problem_in(Path(text).expanduser()) or True,
+            validate=lambda text: own_preset.problem_in(Path(text or "no file given").expanduser()) or True,
             file_filter=lambda path: Path(path).is_dir() or path.endswith((".yml", ".yaml")),
             complete_while_typing=False,
         )

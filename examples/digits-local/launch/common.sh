@@ -60,12 +60,14 @@ applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
 # prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's code, and the
 # settings below env/.
 prepare_environment() {
-  if [ -n "${VENV:-}" ] && [ ! -r "$VENV/bin/activate" ]; then
+  if [ -n "${VENV:-}" ] && [ ! -x "$VENV/bin/python" ]; then
     refuse "VENV=$VENV is not a virtual environment" "set VENV to one, or unset it to use .venv or the current Python"
   fi
   if [ -r "${VENV:-.venv}/bin/activate" ]; then
     # shellcheck disable=SC1091
     source "${VENV:-.venv}/bin/activate"
+  elif [ -n "${VENV:-}" ]; then
+    export PATH="$VENV/bin:$PATH" # of conda, which has no such file
   fi
   if [ -n "${3:-}" ] && ! command -v python >/dev/null && command -v python3 >/dev/null; then
     # shellcheck disable=SC2317,SC2329 # the host of a container may have this name only

@@ -77,7 +77,7 @@ def new(
     ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     given = from_options(preset, model, pairs or ())
     if answers is not None:
-        given = {**from_file(answers), **given}
+        given = own_preset.replace(from_file(answers), given)
     require_git()
     destination = check_destination(dest)
     with open_template(template) as source, tempfile.TemporaryDirectory(prefix="ddp-scaffold-") as scratch:

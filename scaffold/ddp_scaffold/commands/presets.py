@@ -111,7 +111,7 @@ def show_preset(
     if path is None:
         close = difflib.get_close_matches(name, [file.stem for file in files()], n=1)
         hint = "`ddp-scaffold presets list` shows them; or give the path of a preset file."
-        raise UsageError(f"P: there is no preset {show(name)}", f"Did you mean {close[0]}? {hint}" if close else hint)
+        raise UsageError(f"there is no preset {show(name)}", f"Did you mean {close[0]}? {hint}" if close else hint)
     preset, origins = _load(path)
     if as_json:
         merged = preset.model_dump(mode="json", exclude_unset=True)
@@ -178,9 +178,10 @@ def check_presets(
 
 @app.command("schema")
 def print_schema() -> None:
-    """Print the JSON Schema of preset files, for editors: `ddp-scaffold presets schema > preset.schema.json`.
+    """Print the JSON Schema of preset files, for editors.
 
-    Begin a preset file with `# yaml-language-server: $schema=preset.schema.json`.
+    Write it to a file (`ddp-scaffold presets schema > preset.schema.json`), and begin a preset file with
+    `# yaml-language-server: $schema=preset.schema.json`.
 
     Exit codes: 0 done.
     """

@@ -75,8 +75,10 @@ def test_what_a_job_will_lack_and_how_old_the_facts_are_is_told(cli, work):
     assert re.search(r"verified 2025-\d\d-\d\d; MORE THAN A YEAR AGO", result.stdout)
     given = cli("new", "demo", "--json", "--dry-run", "--preset", "alcf-polaris", "--set", "account=mine")
     told = json.loads(given.stdout)
-    assert told["follows"]["needs"] == []
+    assert told["follows"]["needs"] == ["a queue (--set partition=..., or qsub -q NAME for each job)"]
     assert told["next"][-1] == "qsub launch/train.pbs"
+    large = cli("new", "demo", "--json", "--dry-run", "--preset", "tacc-vista", "--set", "nodes=65")
+    assert "a partition: gh does not take 65 nodes" in json.loads(large.stdout)["follows"]["needs"]
 
 
 def test_clocks_keep_their_order_at_both_ends(cli, work):

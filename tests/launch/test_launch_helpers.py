@@ -187,6 +187,14 @@ def test_recovery_settings_in_use_are_announced_and_win(render: Callable[..., Pa
     assert "NCCL_DEBUG=WARN" not in done.stdout
 
 
+def test_a_conda_environment_is_used(rendered: Path, tmp_path: Path) -> None:
+    """It has a python and no bin/activate."""
+    (tmp_path / "conda" / "bin").mkdir(parents=True)
+    (tmp_path / "conda" / "bin" / "python").symlink_to(sys.executable)
+    done = bash(rendered, "prepare_environment; command -v python", VENV=str(tmp_path / "conda"))
+    assert done.stdout == f"{tmp_path}/conda/bin/python\n", done.stderr
+
+
 def test_venv_is_used(rendered: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     done = bash(rendered, "prepare_environment; command -v python", VENV=str(tmp_path / "v"))

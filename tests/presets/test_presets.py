@@ -301,3 +301,20 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT / "scaffold", check=True, capture_output=True, text=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_special_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yml")
+    (tmp_path / "huge.yml").write_text("#" * (1 << 20) + "\n")
+    for path in (tmp_path / "fifo.yml", tmp_path / "huge.yml", tmp_path, Path("/dev/zero")):
+        with pytest.raises(presets.PresetError, match="no file, or one of more than 1 MB"):
+            presets.load(path)
+
+
+@pytest.mark.parametrize("hidden", ["\\0", "\\a", "\\u202e", "\\u200b", "\\n"])
+def test_characters_that_hide_what_stands_there_are_refused(tmp_path: Path, hidden: str) -> None:
+    text = (ROOT / "templates/presets/local.yml").read_text()
+    path = tmp_path / "local.yml"
+    path.write_text(text.replace("title: ", f'title: "a{hidden}b" # ', 1))
+    with pytest.raises(presets.PresetError, match="title: "):
+        presets.load(path)

@@ -278,6 +278,17 @@ def own(**facts: Any) -> dict[str, Any]:
     return {"preset": "own", "preset_file": {"extends": "generic-slurm", **about, **values}}
 
 
+def test_an_image_that_is_looked_for_elsewhere_is_refused(render: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="must not be an absolute path: it is looked for in"):
+        render({"preset": "idris-jean-zay-h100", "container_image": "/lustre/x.sif"})
+
+
+@pytest.mark.parametrize("base", ["nope", "own", "../presets/local"])
+def test_an_unknown_base_is_refused_by_the_template_itself(render: Callable[..., Path], base: str) -> None:
+    with pytest.raises(ValueError, match="extends must be the name of a preset"):
+        render({**own(), "preset_file": {**own()["preset_file"], "extends": base}})
+
+
 @pytest.mark.parametrize("variable", ["SCRATCH", "MY_SCRATCH", "SCRATCH_2"])
 def test_a_path_begins_with_any_variable(render: Callable[..., Path], tmp_path: Path, variable: str) -> None:
     project = render(own(scratch=f"${variable}/x"))

@@ -6,6 +6,7 @@ imported inside the functions that need them.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from ._errors import ERROR, EdgeGroup, ScaffoldError, report
+from ._errors import ERROR, INTERRUPTED, EdgeGroup, ScaffoldError, report
 from .commands import new, presets
 
 app = typer.Typer(
@@ -62,13 +63,21 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup, for one, ignores SIGHUP: so it stays
             signal.signal(number, _interrupt)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # all is cleaned up; Python would complain of a prompt's coroutine that never began
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Clean up as after Ctrl-C; more such signals, which often come in pairs, do not disturb that."""
     for other in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
-    # The prompt that is given up may be a coroutine that has not begun; Python would say so, after our own last line.
+    # The prompt that is given up may be reading its history, or not have begun: neither is worth a word.
+    logging.getLogger("prompt_toolkit").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     raise KeyboardInterrupt

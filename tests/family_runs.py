@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from launch_helpers import environment
 from pairs import Row, pairwise
 
@@ -47,6 +48,14 @@ SHORT = [
     *("--run.device", "cpu", "--log.tracker", "none", "--train.steps", "6", "--log.every_steps", "1"),
     *("--eval.every_steps", "3", "--sample.every_steps", "6", "--checkpoint.every_steps", "6"),
 ]
+
+
+def every_second_at_once(rows: list[Row]) -> list[Any]:
+    """Parameters of a test: every second row in each run of all tests, the others in `make test-long`."""
+    return [
+        pytest.param(row, marks=[pytest.mark.long] if number % 2 else [], id="-".join(map(str, row.values())))
+        for number, row in enumerate(rows)
+    ]
 
 
 def options(row: Row) -> list[str]:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from family_runs import PAIRS, Row, options, train
+from family_runs import PAIRS, Row, every_second_at_once, options, train
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Family = Callable[..., Path]
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in PAIRS if row["launcher"] != "srun"], ids=lambda row: "-".join(map(str, row.values()))
-)
+ROWS = [row for row in PAIRS if row["launcher"] != "srun"]
+
+
+@pytest.mark.parametrize("row", every_second_at_once(ROWS))
 def test_each_pair_of_options_trains(row: Row, family: Family) -> None:
     run = train(family(row["model"], row["preset"]), *options(row), launcher=row["launcher"])
     assert run.code == 0, run.output

@@ -236,6 +236,7 @@ def cases() -> list[Any]:
     for name in MAY_BE_REFUSED:
         for launcher in ("srun", "ibrun", "pbs") if name in FOR_ALL_SCRIPTS else ("srun",):
             slow = [] if launcher == "srun" and name in QUICK else [pytest.mark.slow]
+            slow += [] if launcher == "srun" else [pytest.mark.long]
             found.append(pytest.param(name, launcher, marks=slow, id=f"{name}-{launcher}"))
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_runs import PAIRS, Row, options
+from family_runs import PAIRS, Row, every_second_at_once, options
 from training_helpers import ANSWERS, everything
 
 pytest.importorskip("torch")
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeou
 ROWS = [row for row in PAIRS if row["launcher"] == "srun"]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
+@pytest.mark.parametrize("row", every_second_at_once(ROWS))
 def test_each_family_trains_over_two_nodes(row: Row, render: Callable[..., Path], submit: Callable[..., Any]) -> None:
     project = render({**ANSWERS, "model": row["model"]})
     result = submit(project, options(row)).wait(250)

@@ -1,6 +1,7 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
 # make test       a cross-section of the tests; no root, under 12 minutes on 2 cores
-# make test-all   everything: also what needs root (a two-node Slurm), other Pythons, or time
+# make test-slurm what needs root: real jobs on a two-node Slurm on this machine
+# make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make bench      times of the command line, sizes of the generated files
 # make docs       the documentation site, into site/
@@ -10,12 +11,11 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Two modules at a time: most tests wait for processes that wait for each other. The Slurm tests share one cluster.
 PARALLEL ?= --numprocesses 2 --dist loadscope
-PARALLEL_ALL ?= --numprocesses 3 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-long bench docs clusters examples clean
+.PHONY: demo test test-slurm test-all test-long bench docs clusters examples clean
 
-test test-all test-long bench docs clusters examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-slurm test-all test-long bench docs clusters examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -30,7 +30,10 @@ test-all: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PARALLEL_ALL) -m "not slurm and not long"
+	.venv/bin/pytest $(PARALLEL) -m "not slurm and not long"
+	.venv/bin/pytest -m "slurm and not long"
+
+test-slurm: .venv/done
 	.venv/bin/pytest -m "slurm and not long"
 
 test-long: .venv/done

@@ -21,6 +21,20 @@ NEEDED = ("sbatch", "slurmctld", "slurmd", "munged", "ip", "unshare", "nsenter")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of slow tests under both launchers, make test-all takes srun and torchrun in turn, make test-long the other."""
+    turns: dict[str, str] = {}
+    for item in items:
+        name, _, parameters = item.name.partition("[")
+        launcher = "srun" if "srun" in parameters else "torchrun" if "torchrun" in parameters else ""
+        if not launcher or item.path.name not in ("test_real_faults.py", "test_real_training.py"):
+            continue
+        kept = turns.setdefault(name, ("srun", "torchrun")[len(turns) % 2])
+        if launcher != kept and name != "test_trains_to_the_end_over_two_nodes":
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Start the cluster, yield the environment of its commands, and remove it without a trace."""

@@ -67,6 +67,7 @@ def test_a_killed_rank_is_named_and_the_run_completed(
     assert other_end(result, uninterrupted) == []
 
 
+@pytest.mark.long  # test_train_sbatch.py has the same with a stand-in for the training
 def test_restarts_are_bounded(train: Train) -> None:
     faults = "kill@rank=1,step=8,attempt=0;kill@rank=1,step=12,attempt=1;kill@rank=1,step=16,attempt=2"
     result = train(OFTEN, DDP_FAULTS=faults, MAX_RESTARTS="1", LAUNCHER="torchrun").wait()
@@ -93,6 +94,7 @@ def test_a_signal_to_one_rank_twice_is_one_stop(
     assert other_end(result, uninterrupted) == []
 
 
+@pytest.mark.long
 def test_a_stop_file_stops_and_is_the_end(train: Train, timed: Timed) -> None:
     job = train(DDP_FAULTS=slow())
     in_mid_training(job)
@@ -115,6 +117,7 @@ def test_the_end_of_the_allocation_by_the_clock_alone(train: Train, uninterrupte
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_train_sbatch.py has the same with a stand-in for the training
 def test_the_time_limit_by_the_signal_of_slurm(train: Train, uninterrupted: Any) -> None:
     """Under torchrun; with srun as the launcher it is shown by the stand-in, in test_train_sbatch.py."""
     options = ["--time=2", "--signal=B:USR2@30"]  # 30 to 90 s after the start
@@ -241,7 +244,12 @@ RENDEZVOUS = {
 }
 
 
-@pytest.mark.parametrize("fault", RENDEZVOUS)
+OF_SLURM = ("port in use", "a node never starts")  # the others are in the matrix, too
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[] if name in OF_SLURM else pytest.mark.long) for name in RENDEZVOUS]
+)
 def test_a_start_that_cannot_succeed(
     allocate: Callable[..., Any], real_project: Path, listen: Callable[..., None], fault: str, timed: Timed
 ) -> None:

@@ -50,12 +50,13 @@ def test_recorded_answers_serve_as_answers_file_without_the_preset_file(cli, wor
     assert tree(work / "demo") == first
 
 
-def test_a_named_preset_replaces_the_file_of_an_answers_file_only_as_a_whole(cli, work, own_preset):
+def test_a_named_preset_takes_the_place_of_a_recorded_file(cli, work, own_preset):
     path = own_preset()
     assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
-    result = cli("new", "two", "-y", "--answers", "demo/.copier-answers.yml", "--preset", "generic-slurm")
-    assert result.exit_code == 2
-    assert "'preset_file' is not asked with preset generic-slurm" in result.stderr
+    options = ["--json", "--dry-run", "--answers", "demo/.copier-answers.yml", "--preset", "generic-slurm"]
+    result = told(cli("new", "two", *options, "--set", "project_name=two", "--set", "package=two"))
+    assert result["answers"]["preset"] == "generic-slurm"
+    assert "preset_file" not in result["answers"]
 
 
 def test_limits_of_a_partition(cli, work, own_preset):

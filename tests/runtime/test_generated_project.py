@@ -27,7 +27,7 @@ def tool(project: Path, *command: str, timeout: float = 600) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("tracker", ["tensorboard", "none"])
+@pytest.mark.parametrize("tracker", ["tensorboard", pytest.param("none", marks=pytest.mark.slow)])
 def test_linters_and_the_type_checker_have_nothing_to_say(render: Render, preset: str, tracker: str) -> None:
     project = render({"preset": preset, "tracker": tracker, "package": "digits"})
     tool(project, "ruff", "check", "--no-cache", ".")

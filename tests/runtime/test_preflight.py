@@ -159,6 +159,7 @@ def test_a_directory_that_is_not_shared(project: Path, there: Path) -> None:
     assert f"{who}{there}/runs0 is not the directory that rank 0" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(project: Path, there: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -168,6 +169,7 @@ def test_a_port_that_is_taken(project: Path, there: Path) -> None:
     assert outcome(there)["exit_code"] == 78
 
 
+@pytest.mark.slow
 def test_a_master_that_is_another_host(project: Path, there: Path) -> None:
     [(code, _, said)] = ended(by_hand(project, there, 0, 2, free_port(), MASTER_ADDR="198.51.100.7"))
     assert code == 78, said
@@ -188,6 +190,7 @@ def test_a_rank_that_never_comes_is_named_and_what_the_others_found_is_said(proj
     assert f"problem: rank 0 ({socket.gethostname()}): GLOO_SOCKET_IFNAME names none9" in said
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_stack(project: Path, there: Path) -> None:
     port, short = free_port(), {"DDP_CLOCKS__PREFLIGHT_S": "6"}
     faults = {"DDP_FAULTS": "stop@rank=1,phase=agree"}
@@ -224,6 +227,7 @@ def test_a_signal_ends_it_with_75_also_where_the_launcher_ignores_it(project: Pa
     assert outcome(there)["restart"] is True
 
 
+@pytest.mark.slow
 def test_two_hosts_of_two_ranks(project: Path, there: Path) -> None:
     """Two names of one host: groups of nodes, and one rank a node for the pairs of nodes."""
     if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:

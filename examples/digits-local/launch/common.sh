@@ -137,14 +137,14 @@ count_gpus() {
   fi
 }
 
-# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: HIP counts
-# within what ROCR shows, and takes CUDA_VISIBLE_DEVICES for its own.
+# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: Slurm may set
+# those of CUDA and of ROCm; HIP takes CUDA_VISIBLE_DEVICES for its own, and counts within what ROCR shows.
 use_gpu_order() {
   local name all=${1//[!,]/}
-  for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do
+  for name in CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES; do
     if [ -n "${!name:-}" ]; then
       if [ "$(tr ',' '\n' <<<"${!name}" | sort)" = "$(tr ',' '\n' <<<"$1" | sort)" ]; then
-        export "$name=$1" # read by ROCm's runtime, HIP or CUDA
+        export "$name=$1" # read by CUDA, HIP or ROCm's runtime
       fi
       return
     fi

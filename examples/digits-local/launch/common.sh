@@ -57,8 +57,8 @@ applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
   done
 }
 
-# prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's code, and the
-# settings below env/.
+# prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's
+# code, and the settings below env/.
 prepare_environment() {
   if [ -n "${VENV:-}" ] && [ ! -x "$VENV/bin/python" ]; then
     refuse "VENV=$VENV is not a virtual environment" "set VENV to one, or unset it to use .venv or the current Python"
@@ -137,8 +137,8 @@ count_gpus() {
   fi
 }
 
-# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: Slurm may set
-# those of CUDA and of ROCm; HIP takes CUDA_VISIBLE_DEVICES for its own, and counts within what ROCR shows.
+# use_gpu_order 3,2,1,0: the GPU of local rank 0, 1, ... when this task sees all of them. One variable only: Slurm may
+# set those of CUDA and of ROCm; HIP takes CUDA_VISIBLE_DEVICES for its own, and counts within what ROCR shows.
 use_gpu_order() {
   local name all=${1//[!,]/}
   for name in CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES; do

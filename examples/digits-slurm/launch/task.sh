@@ -3,7 +3,7 @@
 # in its arguments.
 set -euo pipefail
 source launch/common.sh
-use_gloo_interface "$MASTER_ADDR" "$LAUNCH_NODES"
+use_gloo_interface "$MASTER_ADDR" "${LAUNCH_NODES:-${SLURM_STEP_NUM_NODES:-1}}"
 if [ "${LOCAL_RANK:-${SLURM_LOCALID:-${PMI_LOCAL_RANK:-0}}}" = 0 ]; then
   say "$this_host: gloo by ${GLOO_SOCKET_IFNAME:-the interface of its host name}"
 fi

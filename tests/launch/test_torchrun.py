@@ -15,7 +15,6 @@ import pytest
 from launch_helpers import alive, environment, parent, ready, until, with_standin
 
 pytest.importorskip("torch", reason="needs torch, for its torchrun")
-pytestmark = pytest.mark.flaky(reruns=1)  # signals that meet torchrun at an unlucky moment, with other work beside
 
 
 @pytest.fixture(scope="module")

@@ -56,17 +56,17 @@ stopping=
 interrupted=
 # The first signal goes to the ranks, the second to torchrun. Never SIGKILL: torchrun would leave its workers behind.
 stop() { # stop SIGNAL
-  interrupted=1
+  local before=$stopping
+  interrupted=1 stopping=1 # at once: the second signal may come while this one is still handled
   if [ -z "$torchrun" ]; then
     say "got SIG$1"
-  elif [ -z "$stopping" ]; then
+  elif [ -z "$before" ]; then
     say "got SIG$1: asking the ranks to stop"
     stop_ranks
   else
     say "got SIG$1: asking torchrun to stop"
     kill -TERM "$torchrun" 2>/dev/null || true
   fi
-  stopping=1
 }
 trap 'stop TERM' TERM
 trap 'stop INT' INT

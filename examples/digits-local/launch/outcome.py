@@ -1,8 +1,8 @@
 """Where a run is, and how its last attempt ended: what the launch scripts ask before and after training.
 
-    python launch/outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
-    python launch/outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
-    python launch/outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
+    python outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
+    python outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
+    python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
 """

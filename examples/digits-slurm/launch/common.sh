@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the other launch scripts. The current directory is the project.
 
+launch_folder=${BASH_SOURCE[0]%/*} # with a second cluster, there is one for each
 this_host=$(uname -n) # not HOSTNAME: where that is set in the environment, bash keeps it, and it is the login node's
 
 say() { printf '[launch] %s\n' "$*" >&2; }
@@ -52,7 +53,7 @@ applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
     'nodes >= '[1-9]*) [ "$2" -ge "$number" ] || return 1 ;;
     'nodes <= '[1-9]*) [ "$2" -le "$number" ] || return 1 ;;
     'partition '?*' ') [ "$3" = "$sign" ] || return 1 ;;
-    *) refuse "launch/env: $1 is no condition" "write [nodes >= 2], [nodes <= 1] or [partition NAME]" ;;
+    *) refuse "$launch_folder/env: $1 is no condition" "write [nodes >= 2], [nodes <= 1] or [partition NAME]" ;;
     esac
   done
 }
@@ -76,11 +77,11 @@ prepare_environment() {
   command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
   export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
-  load_env launch/env/recovery.env "${1:-1}" "${2:-}" # first: what is set there wins over nccl.env
-  load_env launch/env/nccl.env "${1:-1}" "${2:-}"
+  load_env "$launch_folder/env/recovery.env" "${1:-1}" "${2:-}" # first: what is set there wins over nccl.env
+  load_env "$launch_folder/env/nccl.env" "${1:-1}" "${2:-}"
   local active
-  active=$(grep -v '^[[:space:]]*\(#\|$\)' launch/env/recovery.env | tr '\n' ' ') || true
-  [ -z "$active" ] || say "launch/env/recovery.env is in use: ${active}(its comments say what that costs)"
+  active=$(grep -v '^[[:space:]]*\(#\|$\)' "$launch_folder/env/recovery.env" | tr '\n' ' ') || true
+  [ -z "$active" ] || say "$launch_folder/env/recovery.env is in use: ${active}(its comments say what that costs)"
 }
 
 # prepend_library_path DIRECTORIES: read by the dynamic linker, where an empty entry would be the current directory.

@@ -3,6 +3,7 @@
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
+# make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
 # make bench      times of the command line, sizes of the generated files
 # make docs       the documentation site, into site/
 
@@ -13,9 +14,9 @@ TORCH ?= torch==2.13.0
 PARALLEL ?= --numprocesses 2 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slurm test-all test-long bench docs clusters examples clean
+.PHONY: demo test test-slurm test-all test-long bench docs clusters examples release clean
 
-test test-slurm test-all test-long bench docs clusters examples: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-slurm test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -45,6 +46,11 @@ bench: .venv/done
 
 docs: .venv/done
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+# CHECK is what has to pass before: `make release VERSION=1.2.3 CHECK=test-all` for all of it.
+CHECK ?= test
+release: $(CHECK)
+	.venv/bin/python releases/release.py $(VERSION)
 
 # docs/clusters/ holds a page for each preset, and the wizard's list a line; tests say when they are stale.
 clusters: .venv/done

@@ -1,71 +1,60 @@
-"""Build hook: packs the template (copier.yml and templates/ of HEAD) into the package, as a git bundle.
+"""Build hook: packs the template of every release into the package, as one git bundle (see releases/history.py).
 
-A bundle, not plain files: pip would byte-compile the template's modules, and copier needs a commit to record. The
-bundle holds one commit, tagged with the version; identity and dates are fixed, so the same source gives the same bytes.
+A bundle, not plain files: pip would byte-compile the template's modules, and copier needs commits to record and to
+update from. The template in the package is that of the release which the version names, whatever the checkout holds.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import subprocess
+import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-IDENTITY = {"NAME": "ddp-scaffold", "EMAIL": "ddp-scaffold@localhost"}
 
-
-class TemplateBundle(BuildHookInterface):
-    """Adds ddp_scaffold/template.bundle to the wheel and the sdist. An editable install reads the checkout instead."""
+class TemplateHistory(BuildHookInterface):
+    """Adds template.bundle and the newest presets to the wheel. An editable install reads the checkout instead."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
+        if version == "editable" or self.target_name != "wheel":
             return
         root = Path(self.root)
-        if self.target_name == "wheel":  # read by `ddp-scaffold presets`; plain data, which pip does not compile
-            build_data["force_include"][str(root / "templates" / "presets")] = "ddp_scaffold/presets"
-        if not (root / ".git").exists():  # unpacked from an sdist, which brings the bundle along
-            if not (root / "scaffold/ddp_scaffold/template.bundle").is_file():
-                raise RuntimeError("no template.bundle: build from a git checkout, or from an sdist")
-            return
-        bundle = root / "build" / "template.bundle"
-        bundle.parent.mkdir(exist_ok=True)
-        make_bundle(root, f"v{self.metadata.version}", bundle)
-        folder = "ddp_scaffold" if self.target_name == "wheel" else "scaffold/ddp_scaffold"
-        build_data["force_include"][str(bundle)] = f"{folder}/template.bundle"
+        sys.path.insert(0, str(root / "releases"))
+        import history
+
+        release = self.metadata.version
+        if history.versions()[-1:] != [release]:
+            known = ", ".join(history.versions()) or "none"
+            raise RuntimeError(
+                f"the newest release in releases/ must be {release} (`make release`); there are: {known}"
+            )
+        build = Path(tempfile.mkdtemp(prefix="ddp-scaffold-build-"))
+        self._remove = build
+        bundle = build / "template.bundle"
+        history.join(bundle)
+        _extract_presets(bundle, f"v{release}", build)
+        build_data["force_include"][str(bundle)] = "ddp_scaffold/template.bundle"
+        # Read by `ddp-scaffold presets`; plain data, which pip does not compile.
+        build_data["force_include"][str(build / "templates" / "presets")] = "ddp_scaffold/presets"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        import shutil
+
+        if remove := getattr(self, "_remove", None):
+            shutil.rmtree(remove, ignore_errors=True)
 
 
-def make_bundle(root: Path, tag: str, bundle: Path) -> None:
-    """Write the template of HEAD in `root` as one commit under `tag` (annotated) and `main`."""
-    date = _git(root, "log", "-1", "--format=%cI")
-    fixed = {f"GIT_{role}_DATE": date for role in ("AUTHOR", "COMMITTER")}
-    fixed |= {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in IDENTITY.items()}
-    # New objects go to a scratch repository; the checkout's own database is only read.
-    fixed["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(root / _git(root, "rev-parse", "--git-path", "objects"))
-    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-bundle-") as name:
-        scratch = Path(name)
-        _git(scratch, "init", "--quiet", "--bare")
-        _git(scratch, "symbolic-ref", "HEAD", "refs/heads/main")
-        listing = _git(root, "ls-tree", "HEAD", "copier.yml", "templates")
-        tree = _git(scratch, "mktree", text=listing + "\n", **fixed)
-        commit = _git(scratch, "commit-tree", tree, "-m", f"ddp-scaffold {tag}", **fixed)
-        _git(scratch, "update-ref", "refs/heads/main", commit, **fixed)
-        _git(scratch, "-c", "tag.gpgSign=false", "tag", "-m", f"ddp-scaffold {tag}", tag, commit, **fixed)
-        _git(scratch, "-c", "pack.threads=1", "bundle", "create", str(bundle), "HEAD", "main", tag, **fixed)
-
-
-def _git(directory: Path, *args: str, text: str | None = None, **environment: str) -> str:
-    done = subprocess.run(
-        ["git", *args],
-        cwd=directory,
-        env=os.environ | environment,
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"git {' '.join(args)} failed: {done.stderr.strip()}")
-    return done.stdout.strip()
+def _extract_presets(bundle: Path, tag: str, destination: Path) -> None:
+    repository = destination / "history.git"
+    subprocess.run(["git", "clone", "--quiet", "--bare", str(bundle), str(repository)], check=True)
+    command = ["git", "archive", "--format=tar", tag, "templates/presets"]
+    packed = subprocess.run(command, cwd=repository, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(destination, filter="data") if sys.version_info >= (3, 12) else archive.extractall(
+            destination
+        )

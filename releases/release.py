@@ -1,0 +1,159 @@
+"""Make a release: `make release VERSION=x.y.z`.
+
+Checks the tree, the changelog and what an update would do to projects of the last release; then writes version,
+changelog and the release's bundle, and commits and tags them. Nothing is written before all checks have passed.
+Exit codes: 0 released, 1 refused (nothing was changed), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import history
+import yaml
+from history import git
+
+ROOT = Path(__file__).parents[1]
+CHANGELOG = ROOT / "CHANGELOG.md"
+VERSION_FILE = ROOT / "scaffold" / "ddp_scaffold" / "__init__.py"
+ALLOWED = Path(__file__).with_name("removed.yml")  # removals and renames that are meant, by release
+UNSAFE = ("_tasks", "_migrations", "_jinja_extensions")  # would need --trust, of every user at every update
+
+
+def release(version: str, today: str) -> None:
+    """Release what the checkout holds. Raises SystemExit with every reason against it."""
+    reasons = [
+        *_tree_problems(version),
+        *_changelog_problems(CHANGELOG.read_text(encoding="utf-8")),
+        *template_problems(version),
+    ]
+    if reasons:
+        sys.exit("refused:\n" + "\n".join(f"  - {reason}" for reason in reasons))
+    text = CHANGELOG.read_text(encoding="utf-8")
+    CHANGELOG.write_text(text.replace("## Unreleased\n", f"## {version} ({today})\n", 1), encoding="utf-8")
+    source = VERSION_FILE.read_text(encoding="utf-8")
+    VERSION_FILE.write_text(re.sub(r'__version__ = "[^"]*"', f'__version__ = "{version}"', source), encoding="utf-8")
+    git("add", "--", str(CHANGELOG), str(VERSION_FILE), cwd=ROOT)
+    bundle = history.add(ROOT, version, today)
+    git("add", "--", str(bundle), cwd=ROOT)
+    git("commit", "--quiet", "-m", f"Release {version}", cwd=ROOT)
+    git("tag", "-a", f"v{version}", "-m", f"ddp-scaffold {version}", cwd=ROOT)
+    print(f"released {version}: {bundle.relative_to(ROOT)}, {bundle.stat().st_size / 1024:.0f} kB, tag v{version}")
+    print(f"next: git push origin main v{version}; python -m build; upload dist/")
+
+
+def _tree_problems(version: str) -> list[str]:
+    found = []
+    if git("status", "--porcelain", cwd=ROOT):
+        found.append("the tree is not clean: commit or stash first")
+    if git("rev-parse", "--abbrev-ref", "HEAD", cwd=ROOT) != "main":
+        found.append("releases are made on main")
+    last = history.versions()[-1:]
+    if last and _key(version) <= _key(last[0]):
+        found.append(f"{version} is not newer than {last[0]}")
+    if git("tag", "--list", f"v{version}", cwd=ROOT):
+        found.append(f"there is a tag v{version} already")
+    # A moving tag such as v1 would be recorded by copier in the place of the release's own.
+    short = [tag for tag in git("tag", "--list", cwd=ROOT).split() if re.fullmatch(r"v?\d+(\.\d+)?", tag)]
+    found += [f"the tag {tag} reads as a version, and would be taken for a release: remove it" for tag in short]
+    return found
+
+
+def _changelog_problems(text: str) -> list[str]:
+    """An entry says what a project gains, and whether anything must be done by hand."""
+    found = re.search(r"^## Unreleased\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if not found or not found[1].strip():
+        return ["CHANGELOG.md has no entry below '## Unreleased'"]
+    if not re.search(r"^By hand: ", found[1], re.MULTILINE):
+        return ["the entry below '## Unreleased' lacks its line 'By hand: ...' ('By hand: nothing.' if so)"]
+    return []
+
+
+def template_problems(version: str) -> list[str]:
+    """Return what in the template would hurt projects of the last release at their update."""
+    questions = _questions(lambda path: (ROOT / path).read_text(encoding="utf-8"))
+    found = [f"copier.yml has {key}: every update would need --trust" for key in UNSAFE if key in questions]
+    ignoring = [path for path in (ROOT / "templates").rglob(".gitignore") if path.is_file()]
+    found += [f"{path.relative_to(ROOT)} hides template files from git: name it .gitignore.jinja" for path in ignoring]
+    before = history.versions()[-1:]
+    if not before:
+        return found
+    allowed = (yaml.safe_load(ALLOWED.read_text()) or {}).get(version) or {} if ALLOWED.is_file() else {}
+    gone = _gone_files(f"v{before[0]}") - set(allowed.get("files", ()))
+    found += [f"{path} was in {before[0]}: a user's edit in it would be lost (releases/removed.yml)" for path in gone]
+    old = _old_questions(f"v{before[0]}")
+    for name, question in old.items():
+        if name in allowed.get("questions", ()) or name.startswith("_"):
+            continue
+        if name not in questions:
+            found.append(f"the question {name} of {before[0]} is gone, and its answers with it (releases/removed.yml)")
+            continue
+        lost = _choices(question) - _choices(questions[name])
+        lost -= set(allowed.get("choices", {}).get(name, ()))
+        found += [f"{name}={choice} of {before[0]} is no choice any more (releases/removed.yml)" for choice in lost]
+    return found
+
+
+def _gone_files(tag: str) -> set[str]:
+    """Paths below templates/project of the release `tag` that the checkout has not."""
+    with _history() as repository:
+        listed = git("ls-tree", "-r", "-z", "--name-only", tag, "templates/project", cwd=repository)
+    # Whether a file goes through Jinja makes no difference to the project.
+    old = {path.removesuffix(".jinja") for path in listed.split("\0") if path}
+    new = git("ls-files", "-z", "templates/project", cwd=ROOT).split("\0")
+    return old - {path.removesuffix(".jinja") for path in new}
+
+
+def _old_questions(tag: str) -> dict[str, object]:
+    with _history() as repository:
+        return _questions(lambda path: git("show", f"{tag}:{path}", cwd=repository))
+
+
+@contextmanager
+def _history() -> Iterator[Path]:
+    """Yield the releases as a repository."""
+    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-history-") as name:
+        repository = Path(name, "history.git")
+        history.unpack(repository)
+        yield repository
+
+
+def _questions(read: Callable[[str], str]) -> dict[str, object]:
+    """Return copier.yml as one mapping, with what it includes."""
+    questions: dict[str, object] = {}
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!include", lambda loader, node: yaml.safe_load(read(node.value)))
+    for document in yaml.load_all(read("copier.yml"), Loader):
+        questions |= document or {}
+    # The choices of presets stand in a file of their own.
+    preset = questions.get("preset")
+    if isinstance(preset, dict) and isinstance(preset.get("choices"), str):
+        preset["choices"] = yaml.safe_load(read("templates/questions/presets.yml"))
+    return questions
+
+
+def _choices(question: object) -> set[str]:
+    choices = question.get("choices") if isinstance(question, dict) else None
+    if isinstance(choices, dict):
+        return {str(value.get("value", value) if isinstance(value, dict) else value) for value in choices.values()}
+    return {str(choice) for choice in choices} if isinstance(choices, list) else set()
+
+
+def _key(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", sys.argv[1]):
+        print("usage: make release VERSION=x.y.z", file=sys.stderr)
+        sys.exit(2)
+    release(sys.argv[1], datetime.datetime.now(datetime.timezone.utc).date().isoformat())

@@ -18,7 +18,7 @@ import typer
 
 from . import __version__
 from ._errors import ERROR, INTERRUPTED, EdgeGroup, ScaffoldError, report
-from .commands import new, presets
+from .commands import new, presets, update
 
 app = typer.Typer(
     name="ddp-scaffold",
@@ -31,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("new")(new.new)
+app.command("update")(update.update)
 app.add_typer(presets.app, name="presets")
 
 

@@ -42,6 +42,7 @@ def answer(
     *,
     ask: bool = False,
     render: bool = True,
+    answers_file: str | None = None,
 ) -> Rendered:
     """Answer the questions by `data`, then by asking (or by `suggestions` and defaults), and render the project.
 
@@ -61,6 +62,7 @@ def answer(
                 template.source,
                 destination,
                 data=dict(data),
+                answers_file=answers_file,
                 user_defaults=dict(suggestions),
                 settings=copier_settings(),
                 vcs_ref=template.ref,

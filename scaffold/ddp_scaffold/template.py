@@ -7,18 +7,20 @@ or from the source checkout that the package runs from. Nothing then needs the n
 
 from __future__ import annotations
 
-import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import __version__
 from ._errors import ScaffoldError, UsageError
-from ._git import LOCAL_VARIABLES, git, run_git, wait_for_git
+from ._git import git, run_git, wait_for_git
+from .redirect import environment, git_settings, require_redirect
 
 PUBLIC_URL = "https://github.com/ddp-scaffold/ddp-scaffold.git"
+SHORT_URLS = ("gh:ddp-scaffold/ddp-scaffold", "gh:ddp-scaffold/ddp-scaffold.git")  # copier makes PUBLIC_URL of these
 BUNDLE = Path(__file__).with_name("template.bundle")  # built by hatch_build.py
 CHECKOUT = Path(__file__).parents[2]  # of the repository, if the package runs from one
 
@@ -38,6 +40,10 @@ class Template:
             return (self.repository / path).read_text(encoding="utf-8")
         return git("show", f"{self.ref}:{path}", cwd=self.repository)
 
+    def has(self, path: str) -> bool:
+        """Tell whether it has this file."""
+        return run_git("cat-file", "-e", f"{self.ref}:{path}", cwd=self.repository).returncode == 0
+
     def has_uncommitted_changes(self) -> bool:
         """Tell whether a checkout differs from its last commit in what a project is made of."""
         status = run_git("status", "--porcelain", "--", "copier.yml", "templates", cwd=self.repository)
@@ -45,16 +51,24 @@ class Template:
 
 
 @contextmanager
-def open_template(override: str | None) -> Iterator[Template]:
-    """Yield the template: of `override` (path or URL), else the package's own.
+def open_template(override: str | None, recorded: str | None = None) -> Iterator[Template]:
+    """Yield the template: of `override` (path or URL), else the package's own, for a new project.
 
-    While inside, git and copier find it on this machine. Raises ScaffoldError if there is none.
+    With `recorded`, for the update of a project that recorded this source: the newest release, with all releases
+    before it; `override` then says where to take them from, and the project goes on recording what it did. While
+    inside, git and copier find the template on this machine. Raises ScaffoldError if there is none.
     """
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-template-") as scratch:
-        template = _override(override, Path(scratch)) if override else _own(Path(scratch))
+        if recorded is not None:
+            template = _releases(recorded, override, Path(scratch))
+        else:
+            template = _override(override, Path(scratch)) if override else _own(Path(scratch))
         # The cache is private: what a redirected URL leads to must not enter the mirrors that plain copier keeps.
-        with _environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **_settings(template)}):
-            _require_redirect(template)
+        settings = {"core.abbrev": "40"}  # copier records what `git describe` says: of no tag, a hash, all of it
+        if ":" in template.source:
+            settings[f"url.{template.repository}.insteadOf"] = _address(template.source)
+        with environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **git_settings(settings)}):
+            require_redirect(_address(template.source), template.repository)
             try:
                 yield template
             except KeyboardInterrupt:
@@ -72,6 +86,55 @@ def _own(scratch: Path) -> Template:
         "this installation of ddp-scaffold holds no template",
         "Install it again (pip install --force-reinstall ddp-scaffold), or pass --template PATH_OR_URL.",
     )
+
+
+def _releases(recorded: str, override: str | None, scratch: Path) -> Template:
+    if override:
+        if ":" not in recorded:
+            raise UsageError(
+                f"--template {override}: the project was made from the path {recorded}, which git cannot redirect",
+                "Leave --template out, or correct _src_path in .copier-answers.yml and commit that.",
+            )
+        clone = _clone(str(Path(override).expanduser().absolute()) if Path(override).exists() else override, scratch)
+        return Template(recorded, _latest_tag(clone), clone)
+    if _address(recorded) == PUBLIC_URL:
+        if (CHECKOUT / "copier.yml").is_file() and (CHECKOUT / ".git").exists():
+            clone = _releases_of_checkout(scratch)
+            return Template(recorded, _latest_tag(clone), clone)
+        return replace(_own(scratch), source=recorded)
+    path = Path(recorded).expanduser()
+    if ":" not in recorded and not path.exists():
+        raise ScaffoldError(
+            f"the template that this project was made from, {recorded}, is not there",
+            "Put it back, or correct _src_path in .copier-answers.yml and commit that.",
+        )
+    clone = _clone(str(path) if path.exists() else recorded, scratch)
+    return Template(recorded, _latest_tag(clone), path if path.is_dir() else clone)
+
+
+def _releases_of_checkout(scratch: Path) -> Path:
+    """Return a repository with the releases of the checkout, which needs no tags for that, and its HEAD as `main`."""
+    _require_commit(CHECKOUT)
+    repository = scratch / "template.git"
+    git("init", "--quiet", "--bare", str(repository), cwd=scratch)
+    common = Path(CHECKOUT, git("rev-parse", "--git-common-dir", cwd=CHECKOUT).strip())
+    (repository / "objects" / "info" / "alternates").write_text(f"{(common / 'objects').resolve()}\n", encoding="utf-8")
+    if (common / "shallow").is_file():
+        (repository / "shallow").write_bytes((common / "shallow").read_bytes())
+    for bundle in sorted((CHECKOUT / "releases").glob("v*.bundle"), key=lambda path: _numbers(path.stem)):
+        git("fetch", "--quiet", str(bundle), "refs/tags/*:refs/tags/*", cwd=repository)
+    git("update-ref", "refs/heads/main", git("rev-parse", "HEAD", cwd=CHECKOUT).strip(), cwd=repository)
+    git("symbolic-ref", "HEAD", "refs/heads/main", cwd=repository)
+    return repository
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _address(source: str) -> str:
+    """Return the URL that copier makes of a recorded source."""
+    return PUBLIC_URL if source in SHORT_URLS else source
 
 
 def _override(wanted: str, scratch: Path) -> Template:
@@ -123,48 +186,3 @@ def _latest_tag(repository: Path) -> str:
         if not version.is_prerelease:
             releases[version] = tag
     return releases[max(releases)] if releases else "HEAD"
-
-
-def _settings(template: Template) -> dict[str, str]:
-    """Return the environment that tells git where the template is on this machine, and to spell hashes out.
-
-    Copier records what `git describe` says; of a commit without tags that is a hash. A short one can be all digits, or
-    mean two commits once the repository has grown.
-    """
-    settings = {"core.abbrev": "40"}
-    if ":" in template.source:
-        settings[f"url.{template.repository}.insteadOf"] = template.source
-    first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # others use these too: append
-    environment = {"GIT_CONFIG_COUNT": str(first + len(settings))}
-    for number, (key, value) in enumerate(settings.items(), first):
-        environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return environment
-
-
-def _require_redirect(template: Template) -> None:
-    """Raise ScaffoldError if the user's own insteadOf wins over ours: of equally long ones, git takes the first."""
-    leads_to = git("ls-remote", "--get-url", template.source, cwd=Path("/")).strip()
-    if leads_to not in (template.source, str(template.repository)):
-        raise ScaffoldError(
-            f"your git configuration replaces {template.source} by {leads_to}",
-            "Remove that insteadOf; `git config --show-origin --get-regexp insteadof` shows where it stands.",
-        )
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the environment for this process and for plumbum, which copies it when first imported."""
-    before = dict(os.environ)
-    os.environ.update(changes)
-    for name in LOCAL_VARIABLES:
-        os.environ.pop(name, None)
-    try:
-        from plumbum import local
-
-        with local.env(**os.environ):
-            for name in LOCAL_VARIABLES:
-                local.env.pop(name, "")
-            yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

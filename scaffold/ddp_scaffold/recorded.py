@@ -1,0 +1,120 @@
+"""What a project recorded about itself: `.copier-answers.yml`, and one more such file for each further cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._errors import ScaffoldError
+from ._git import git, run_git
+from .questions import Given, from_file
+
+MAIN = ".copier-answers.yml"
+REFUSED = 3  # exit code: nothing was touched
+
+
+class Refused(ScaffoldError):
+    """An update that is not begun, or taken back: the project is as it was."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message, hint, REFUSED)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One answers file."""
+
+    name: str  # of the file
+    source: str  # of the template, `_src_path`
+    commit: str  # of the template: a release tag, or a commit that was no release
+    answers: dict[str, Given]
+
+    @property
+    def folder(self) -> str:
+        """The launch folder that it makes, by the rule that stands in copier.yml."""
+        return _folder(self.name)
+
+    @property
+    def cluster(self) -> str:
+        """The name of a further cluster; empty for the project's own."""
+        return _folder(self.name).removeprefix("launch").removeprefix("-")
+
+
+def _folder(name: str) -> str:
+    return "launch" + re.sub(r"^[.]copier-answers|[.]ya?ml$", "", name).replace(".", "-")
+
+
+def file_of(cluster: str) -> str:
+    """Return the name of the answers file of a further cluster."""
+    return MAIN.replace(".yml", f".{cluster}.yml")
+
+
+def read(project: Path) -> list[Recorded]:
+    """Return the answers files of a project, its own first. Raises Refused if it has none that can be used."""
+    if not (project / MAIN).is_file():
+        raise Refused(
+            f"{project} holds no project of ddp-scaffold: there is no {MAIN}",
+            "Name the project's directory. A project whose file was lost: ddp-scaffold new --into-existing.",
+        )
+    others = sorted(path.name for path in project.glob(file_of("*")))
+    return [_read(project / name) for name in (MAIN, *others)]
+
+
+def _read(path: Path) -> Recorded:
+    import yaml
+
+    given = from_file(path)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} cannot be read: {error}", "Put back the last good version of it.") from error
+    source, commit = content.get("_src_path"), content.get("_commit")
+    if not isinstance(source, str) or not isinstance(commit, str):
+        missing = "_src_path" if not isinstance(source, str) else "_commit"
+        raise Refused(
+            f"{path} has no {missing}, so nobody knows which template the project was made from",
+            f"Put back the last version of it that had one (git log -p -- {path.name}).",
+        )
+    return Recorded(path.name, source, commit, given)
+
+
+def edited_by_hand(project: Path, name: str) -> list[str] | None:
+    """Return the answers that somebody changed in the file itself, as KEY=VALUE, or None if nobody did.
+
+    Such a change reaches no other file, and the next update would take the other files' old text for the user's. The
+    list is empty if no version in the history fits the check line.
+    """
+    text = _read_text(project / name)
+    if _fits(text):
+        return None
+    now = _answers(text)
+    for commit in git("log", "--format=%H", "--", name, cwd=project).split():
+        shown = run_git("show", f"{commit}:./{name}", cwd=project)
+        if shown.returncode == 0 and _fits(shown.stdout):
+            before = _answers(shown.stdout)
+            return [f"{key}={value}" for key, value in now.items() if before.get(key) != value]
+    return []
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+def _fits(text: str) -> bool:
+    """Tell whether the answers are those that the template wrote, by the check in the file's second line."""
+    found = re.search(r"^# .*Checked by that command: ([0-9a-f]{16})$", text, re.MULTILINE)
+    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("#", "_")))
+    return found is None or hashlib.sha256(body.encode()).hexdigest()[:16] == found[1]
+
+
+def _answers(text: str) -> Mapping[str, Any]:
+    import yaml
+
+    content = yaml.load(text, yaml.BaseLoader)
+    return (
+        {key: value for key, value in content.items() if not key.startswith("_")} if isinstance(content, dict) else {}
+    )

@@ -12,7 +12,7 @@ LIMITS = {"train.py": 250, "ddp": 200}
 def main() -> int:
     """Print one line a file, longest first."""
     files = [(path, LIMITS["train.py"]) for path in ROOT.glob("templates/models/*/train.py")]
-    files += [(path, LIMITS["ddp"]) for path in ROOT.glob("templates/project/src/*/ddp/*.py")]
+    files += [(path, LIMITS["ddp"]) for path in ROOT.glob("templates/project/*/*/ddp/*.py")]
     rows = sorted(((len(path.read_text().splitlines()), limit, path) for path, limit in files), reverse=True)
     for lines, limit, path in rows:
         print(f"{lines:5d} of {limit}  {path.relative_to(ROOT)}{'  TOO LONG' if lines > limit else ''}")

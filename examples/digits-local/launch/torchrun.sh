@@ -74,12 +74,12 @@ trap 'stop HUP' HUP
 trap 'stop USR1' USR1
 trap 'stop USR2' USR2
 
-run_torchrun() { # run_torchrun NAME MODULE ARGUMENT...: torchrun's exit code, or the code of a stop before anything ran
+run_torchrun() { # run_torchrun NAME COMMAND...: torchrun's exit code, or the code of a stop before anything ran
   local name=$1 code=0
   shift
   # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
   start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" \
-    --rdzv-id "$DDP_RUN__ID.$attempt.$name" --log-dir "$run_directory/torchelastic" -m "$@"
+    --rdzv-id "$DDP_RUN__ID.$attempt.$name" --log-dir "$run_directory/torchelastic" "$@"
   [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
   wait_for "$torchrun" || code=$?
   torchrun=
@@ -94,8 +94,8 @@ while :; do
   [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
   code=0
-  if [ "$preflight" != 0 ]; then run_torchrun preflight "digits.ddp.preflight" "$@" || code=$?; fi
-  if [ "$code" = 0 ]; then run_torchrun train "digits.train" "$@" || code=$?; fi
+  if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
+  if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code")
 
   if [ "$restart" != restart ]; then decision="exit code $code"

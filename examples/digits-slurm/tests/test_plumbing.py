@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from digits.config import Settings
 from digits.ddp import env, faults, guard
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.metrics import clip_gradients, global_norm, step_if_finite
+from digits.ddp.preflight import PreflightSettings as Settings
 from digits.ddp.settings import effective, load
 from digits.ddp.setup import Dist
 from digits.ddp.shards import GlobalOrder
@@ -50,23 +50,23 @@ def test_the_launcher_is_found_and_what_is_half_set_is_refused() -> None:
 
 def test_settings_say_who_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
-    file.write_text("train: {steps: 1, batch_size: 2, clip_norm: 3}")
-    monkeypatch.setenv("DDP_TRAIN__STEPS", "10")
-    monkeypatch.setenv("DDP_TRAIN__BATCH_SIZE", "20")
+    file.write_text("loader: {workers: 1, prefetch: 2, batch_mb: 3}")
+    monkeypatch.setenv("DDP_LOADER__WORKERS", "10")
+    monkeypatch.setenv("DDP_LOADER__PREFETCH", "20")
     monkeypatch.setenv("DDP_SCAFFOLD_TEMPLATE", "/somewhere")  # for the generator, and no mistake here
-    settings, origin = load(Settings, ["--config", str(file), "--train.steps", "100"])
+    settings, origin = load(Settings, ["--config", str(file), "--loader.workers", "100"])
     rows = {name: (value, who) for name, value, who in effective(settings, origin)}
-    assert rows["train.steps"] == ("100", "command line")
-    assert rows["train.batch_size"] == ("20", "DDP_TRAIN__BATCH_SIZE")
-    assert rows["train.clip_norm"] == ("3.0", str(file))
-    assert rows["train.weight_decay"][1] == "default"
+    assert rows["loader.workers"] == ("100", "command line")
+    assert rows["loader.prefetch"] == ("20", "DDP_LOADER__PREFETCH")
+    assert rows["loader.batch_mb"] == ("3.0", str(file))
+    assert rows["loader.uneven"][1] == "default"
 
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "named"),
     [
-        (["--train.steps", "many"], {}, "train.steps"),
-        (["--train.stepz", "3"], {}, "stepz"),
+        (["--loader.workers", "many"], {}, "loader.workers"),
+        (["--loader.workerz", "3"], {}, "workerz"),
         ([], {"DDP_CLOCKS__STAL_S": "3"}, "DDP_CLOCKS__STAL_S"),
         (["--config", "missing.yaml"], {}, "missing.yaml"),
     ],
@@ -156,7 +156,7 @@ def test_a_straggler_is_told_by_its_own_phases_only() -> None:
 def test_a_collective_inside_the_guard_raises_and_names_the_line() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        line = r"inside guard:sample at .*test_plumbing.py:\d+"
+        line = rf"inside guard:sample at .*{Path(__file__).name}:\d+"
         with guard.no_collectives("sample"), pytest.raises(RuntimeError, match=line):
             dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(1))  # and works again afterwards

@@ -64,7 +64,7 @@ def test_every_collective_of_the_training_group_is_noted_with_its_line() -> None
     dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
     (_, reduce, line), (number, gather, _) = list(ledger.recent)[-2:]
     assert (number, reduce, gather) == (before + 2, "allreduce float32[3]", "allgather float32[2]")
-    assert line.startswith("test_watching.py:")
+    assert line.startswith(f"{Path(__file__).name}:")
 
 
 def steps(pace: Pace, first: int, count: int, seconds: float, totals: dict[str, float]) -> None:

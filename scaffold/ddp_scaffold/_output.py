@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 
 from ._errors import ScaffoldError, one_line
+
+NARROWEST = 6  # columns of a cell that is folded; a table that had to fold more is printed as lines
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -38,45 +42,62 @@ def _day(value: object) -> str:
 
 
 def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print labelled lines under a title."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2))
+    """Print labelled lines under a title; on a terminal in a frame, if that leaves room for it."""
+    labels = max(len(label) for label, _ in pairs)
+    if not sys.stdout.isatty() or not _fits(max(len(title) + 6, labels + NARROWEST + 6)):
+        say(title)
         for label, text in pairs:
-            table.add_row(Text(label, style="bold"), Text(one_line(text)))
-        Console(highlight=False).print(Panel(table, title=Text(title), title_align="left", expand=False))
+            say(f"  {label:<{labels}}  {text}")
         return
-    say(title)
-    width = max(len(label) for label, _ in pairs)
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for label, text in pairs:
-        say(f"  {label:<{width}}  {text}")
+        grid.add_row(Text(label, style="bold"), Text(one_line(text)))
+    Console(highlight=False).print(Panel(grid, title=Text(title), title_align="left", expand=False))
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, keep_first: bool = False) -> None:
     """Print lines under a header: a rich table on a terminal, aligned plain text in a pipe.
 
-    With `keep_first`, a narrow terminal leaves the first column as wide as it is.
+    With `keep_first`, a narrow terminal leaves the first column as wide as it is. Where the columns have no room, each
+    line is printed as some lines of `header: cell`.
     """
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        grid = Table(*header)
-        for column in grid.columns:
-            column.overflow = "fold"  # a long path goes on in the next line
-        grid.columns[0].no_wrap = keep_first
-        for line in lines:
-            grid.add_row(*(Text(one_line(cell)) for cell in line))
-        Console(highlight=False).print(grid)
-        return
     widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    for line in (header, *lines):
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if not sys.stdout.isatty():
+        for line in (header, *lines):
+            say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        return
+    least = [width if keep_first and not column else min(width, NARROWEST) for column, width in enumerate(widths)]
+    if not _fits(sum(least) + 3 * len(least) + 1):
+        for number, line in enumerate(lines):
+            if number and len(header) > 1:
+                say()
+            for label, cell in zip(header, line, strict=True):
+                if cell:
+                    say(f"{label}: {cell}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(*header)
+    for column in grid.columns:
+        column.overflow = "fold"  # a long path goes on in the next line
+    grid.columns[0].no_wrap = keep_first
+    for line in lines:
+        grid.add_row(*(Text(one_line(cell)) for cell in line))
+    Console(highlight=False).print(grid)
+
+
+def _fits(columns: int) -> bool:
+    """Tell whether the terminal has so many columns. rich would cut off what has no room, or leave it out."""
+    return shutil.get_terminal_size().columns >= columns
 
 
 def commands(title: str, lines: Sequence[str]) -> None:
@@ -90,3 +111,22 @@ def commands(title: str, lines: Sequence[str]) -> None:
 def note(text: str) -> None:
     """Print a remark. It goes to stderr, so that stdout holds nothing but the result."""
     say(f"note: {text}", err=True)
+
+
+def note_on_terminal(text: str) -> None:
+    """Print a remark that only helps a person who waits: the result says the same elsewhere."""
+    if sys.stderr.isatty():
+        note(text)
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done, in one line that goes away. It shows nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as line:
+        yield lambda text: line.update(Text(one_line(text)))

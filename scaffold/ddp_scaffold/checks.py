@@ -6,6 +6,7 @@ import datetime
 import re
 from collections.abc import Iterator
 
+from . import patterns
 from .schema import EnvLine, Preset
 
 LAUNCHERS = {"none": ("torchrun",), "slurm": ("srun", "torchrun", "ibrun"), "pbs": ("mpiexec",)}
@@ -122,12 +123,9 @@ def _account(preset: Preset) -> Iterator[tuple[str, str]]:
     account = preset.account.value if preset.account else None
     if account is None or account.pattern is None:
         return
-    try:
-        pattern = re.compile(account.pattern)
-    except re.error as error:
-        yield "account.value.pattern", f"is not a regular expression: {error}"
-        return
-    if account.example is not None and not pattern.fullmatch(account.example):
+    if problem := patterns.problem_in(account.pattern):
+        yield "account.value.pattern", problem
+    elif account.example is not None and not re.fullmatch(account.pattern, account.example):
         yield "account.value.example", f"{account.example} does not match the pattern {account.pattern}"
 
 

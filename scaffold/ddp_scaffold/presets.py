@@ -59,6 +59,18 @@ def files() -> list[Path]:
     return sorted(directory().glob("*.yml"), key=lambda path: path.stem)
 
 
+def keywords() -> dict[str, list[str]]:
+    """Return the keywords of every preset that has some, by its name, without reading all that stands in the files."""
+    found = {}
+    for path in files():
+        try:
+            block = re.search(r"^keywords:.*\n(?:[ -].*\n)*", path.read_text(encoding="utf-8"), re.MULTILINE)
+            found[path.stem] = [str(word) for word in yaml.safe_load(block[0])["keywords"] or ()] if block else []
+        except (OSError, ValueError, TypeError, yaml.YAMLError):  # it cannot be used; `new` says so when it is chosen
+            continue
+    return found
+
+
 def load(path: Path) -> Preset:
     """Return the preset in a file, with the fields of those that it extends. Raises PresetError with every problem."""
     return load_with_origins(path)[0]

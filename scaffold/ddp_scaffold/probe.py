@@ -18,10 +18,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from . import _output
 from .draft import Draft
 from .probe_slurm import probe_slurm
 
 TIMEOUT_S = 10  # for all of them together: they run at the same time
+POLL_S = 0.05
 MOST = 4_000_000  # bytes of output; a command that prints more is ended
 
 SLURM = {
@@ -77,14 +79,10 @@ def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str
                     running[title] = _start(command, outputs[title])
                 except (OSError, subprocess.SubprocessError):
                     silent.append(f"{title}: cannot be run here")
-            deadline = time.monotonic() + TIMEOUT_S
-            for title, process in running.items():
-                try:
-                    code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
+            for title, code in _wait(running).items():
+                if code is None:
                     silent.append(f"{title}: no answer within {TIMEOUT_S} s")
-                    continue
-                if code == 0:
+                elif code == 0:
                     said[title] = outputs[title].read_text(encoding="utf-8", errors="replace")
                 else:
                     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -95,6 +93,22 @@ def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return said, list(dict.fromkeys(silent))
+
+
+def _wait(running: Mapping[str, subprocess.Popen[bytes]]) -> dict[str, int | None]:
+    """Return the exit codes of the commands, None for those that do not end in time. A terminal shows what is asked."""
+    deadline = time.monotonic() + TIMEOUT_S
+    asked = list(running)
+    with _output.status() as show:
+        while asked := [title for title in asked if running[title].poll() is None]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            show(f"Asking {', '.join(asked)} ({left:.0f} s at most)")
+            time.sleep(min(POLL_S, left))
+    if asked:
+        _output.note_on_terminal(f"no answer within {TIMEOUT_S} s: {', '.join(asked)}")
+    return {title: process.poll() if title not in asked else None for title, process in running.items()}
 
 
 def _start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ from .draft import Draft
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,79}")
 MOST_LIMITS = 100
+NO_LIMIT = ("UNLIMITED", "INFINITE", "-1")  # what Slurm takes for no limit at all
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,11 @@ def _limits(draft: Draft, partitions: list[dict[str, str]], preemption: str, sou
             limit["min_nodes"] = int(least)
         if re.fullmatch("[1-9][0-9]{0,4}", most):
             limit["max_nodes"] = int(most)
-        if re.fullmatch(r"([0-9]{1,3}-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", partition.get("MaxTime", "")):
-            limit["max_walltime"] = partition["MaxTime"]
+        longest = partition.get("MaxTime", "UNLIMITED")
+        if walltime := _walltime(longest):
+            limit["max_walltime"] = walltime
+        elif longest.upper() not in NO_LIMIT:
+            draft.missing(f"limits: the MaxTime of {limit['name']} in {source} is not a time that can be used")
         by_tier = preemption == "preempt/partition_prio" and _tier(partition) < top
         if by_tier and partition.get("PreemptMode", "OFF") != "OFF":
             limit["preemptible"] = True
@@ -113,6 +117,26 @@ def _limits(draft: Draft, partitions: list[dict[str, str]], preemption: str, sou
         draft.probed("limits", limit, source)
     if partitions[MOST_LIMITS:]:
         draft.missing(f"limits: {source} shows {len(partitions)} partitions, of which the first {MOST_LIMITS} are here")
+
+
+def _walltime(text: str) -> str | None:
+    """Return a time as a preset holds it, or None if it is no time, none at all, or one of 1000 days and more.
+
+    Slurm's forms are M, M:S, H:M:S, D-H, D-H:M and D-H:M:S: https://slurm.schedmd.com/sbatch.html#OPT_time
+    """
+    if not re.fullmatch(r"[0-9]{1,8}(:[0-9]{1,8}){0,2}|[0-9]{1,8}-[0-9]{1,8}(:[0-9]{1,8}){0,2}", text):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash or len(parts) == 3:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    total = int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
+    if not 0 < total < 1000 * 86_400:
+        return None
+    rest = f"{total // 3600 % 24:02}:{total // 60 % 60:02}:{total % 60:02}"
+    return f"{total // 86_400}-{rest}" if total >= 86_400 else rest
 
 
 def _tier(partition: Mapping[str, str]) -> int:

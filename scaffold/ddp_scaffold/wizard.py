@@ -70,18 +70,12 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
     """
     import questionary
 
-    width = max(map(len, question.choices))
-    name = _ask(
-        questionary.select(
-            question.help or "Where will it train?",
-            choices=[questionary.Choice(f"{name:<{width}}  {title}", name) for name, title in question.choices.items()],
-            default=default if default in question.choices else None,
-            instruction="(type to search, arrows to move)",
-            qmark=MARK,
-            use_search_filter=True,
-            use_jk_keys=False,
-        )
-    )
+    from .presets import keywords
+    from .search_list import Entry, SearchList
+
+    words = keywords()
+    entries = [Entry(name, title, words.get(name, ())) for name, title in question.choices.items()]
+    name = _ask(SearchList(question.help or "Where will it train?", MARK, entries, default).ask)
     if name != own_preset.OWN:
         return {"preset": Given(name, "preset")}, None
     path = _ask(
@@ -91,7 +85,7 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
             validate=lambda text: own_preset.problem_in(Path(text or "no file given").expanduser()) or True,
             file_filter=lambda path: Path(path).is_dir() or path.endswith((".yml", ".yaml")),
             complete_while_typing=False,
-        )
+        ).unsafe_ask
     )
     return own_preset.read(path, "preset"), path
 
@@ -100,9 +94,9 @@ def _try(first_try: Try, start: Start) -> Rendered:
     return first_try(data=start.data, suggestions=start.suggestions, given=start.given)
 
 
-def _ask(prompt: Any) -> Any:
+def _ask(prompt: Callable[[], Any]) -> Any:
     try:
-        return prompt.unsafe_ask()
+        return prompt()
     except EOFError as error:
         raise ScaffoldError("the input ended before the last question", "Answer by --set, or take -y.") from error
 

@@ -13,6 +13,7 @@ import yaml
 from cli_helpers import SCAFFOLD, git
 
 from ddp_scaffold.questions import load_questions
+from ddp_scaffold.search_list import Entry, matching
 
 UP, DOWN, ENTER, BACKSPACE, CTRL_C = "\x1b[A", "\x1b[B", "\r", "\x7f", "\x03"
 DRAWN = "\x1b[?7h"  # lines wrap again: the prompt is drawn and reads keys
@@ -23,16 +24,17 @@ Spawn = Callable[..., pexpect.spawn]
 
 @pytest.fixture
 def wizard(work: Path, scaffold_env: dict[str, str]) -> Iterator[Spawn]:
-    """`wizard("demo", ...)` starts `ddp-scaffold new demo ...` on a terminal of 120 columns."""
+    """`wizard("demo", ...)` starts `ddp-scaffold new demo ...` on a terminal of 120 columns, or `columns`."""
     children = []
 
-    def start(*args: str) -> pexpect.spawn:
-        environment = scaffold_env | {"PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal does not tell where its cursor is
+    def start(*args: str, columns: int = 120) -> pexpect.spawn:
+        environment = scaffold_env | {"COLUMNS": str(columns)}
+        environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # this terminal does not tell where its cursor is
         child = pexpect.spawn(
             sys.executable,
             [*SCAFFOLD[1:], "new", *args],
             env=environment,
-            dimensions=(50, 120),
+            dimensions=(50, columns),
             encoding="utf-8",
             timeout=30,
         )
@@ -136,6 +138,70 @@ def test_list_of_places_is_searched_by_name_and_title(wizard, ask, work):
     child.expect_exact("generic-slurm: A Slurm cluster")
     ask(child, "project_name", CTRL_C)
     interrupted(child, work)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("berkeley", "nersc-perlmutter"),  # a site
+        ("mi250 LUMI", "lumi-g"),  # a GPU type and a name
+        ("H200 cloud google", "gcp-a3-ultra"),  # the words in any order
+        ("Amazon hyper", "aws-hyperpod"),  # a company
+    ],
+)
+def test_list_of_places_is_searched_by_keywords(wizard, ask, work, typed, name):
+    child = wizard("demo", "--dry-run", columns=80)
+    ask(child, "preset", typed)
+    child.expect_exact(typed)
+    child.expect_exact(name)  # the only one that is still listed
+    child.send(ENTER)
+    child.expect_exact(f"{name}: ")
+    child.expect_exact("Name of the project")
+    child.expect_exact(DRAWN)
+    child.send(CTRL_C)
+    interrupted(child, work)
+
+
+def test_nothing_is_chosen_where_nothing_matches(wizard, ask, work):
+    child = wizard("demo", "--dry-run")
+    ask(child, "preset", "nowhere")
+    child.expect_exact("nothing matches")
+    child.send(ENTER + ENTER + DOWN + ENTER)
+    child.send(BACKSPACE * len("nowhere") + "mila")
+    child.expect_exact("Mila cluster")
+    child.send(ENTER)
+    child.expect_exact("mila: Mila cluster")
+    ask(child, "project_name", CTRL_C)
+    interrupted(child, work)
+
+
+def test_search_takes_a_name_before_what_only_holds_it():
+    entries = [Entry("one", "This machine's two GPUs"), Entry("two-b", "B", ["two"]), Entry("two", "Two", ["Site, B"])]
+    found = {typed: [entry.name for entry, _ in matching(entries, typed)] for typed in ("two", "TWO b", "site two", "")}
+    assert found == {
+        "two": ["two", "one", "two-b"],
+        "TWO b": ["two-b", "two"],
+        "site two": ["two"],
+        "": ["one", "two-b", "two"],
+    }
+    assert matching(entries, "site") == [(entries[2], ["Site, B"])]  # the list shows why
+
+
+def test_no_title_of_the_list_is_cut_off_on_a_narrow_terminal(wizard, ask, work):
+    child = wizard("demo", columns=80)
+    ask(child, "preset", "crusoe")
+    child.expect_exact("200)")  # the end of the longest title
+    child.send(CTRL_C)
+    interrupted(child, work)
+
+
+def test_end_of_input_at_the_list_of_places_leaves_nothing(wizard, ask, work):
+    child = wizard("demo")
+    ask(child, "preset", "\x04")
+    text = finished(child)
+    assert child.exitstatus == 1
+    assert "the input ended before the last question" in text
+    assert list(work.iterdir()) == []
 
 
 def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from preset_helpers import fact, preset, run
+
+from ddp_scaffold import patterns
 
 ENV = {"name": "NCCL_NET", "value": "OFI", "read_by": "NCCL", "why": "x", "source": "a page", "confidence": "seen"}
 PBS = {"scheduler": fact("pbs"), "launcher": fact("mpiexec"), "gpu_request": fact(None)}
@@ -53,6 +57,14 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "account pattern": (
         {"account": fact({"required": True, "pattern": "(a"})},
         "account.value.pattern: is not a regular",
+    ),
+    "account pattern that takes hours": (
+        {"account": fact({"required": True, "pattern": "(a+)+$", "example": "a" * 60})},
+        "account.value.pattern: could take hours to match: use fewer repetitions",
+    ),
+    "account pattern with flags": (
+        {"account": fact({"required": True, "pattern": "(?i)a"})},
+        "account.value.pattern: holds a group that begins with (?",
     ),
     "account example": (
         {"account": fact({"required": True, "pattern": "p[0-9]+", "example": "x1"})},
@@ -118,6 +130,60 @@ def test_contradictions(tmp_path: Path, values: dict[str, Any], problem: str) ->
 def test_what_only_looks_like_a_contradiction(tmp_path: Path, values: dict[str, Any]) -> None:
     path = preset(tmp_path, "mine", **values)
     assert run("check", str(path)) == (0, f"{path}: ok\n")
+
+
+SLOW = [
+    "(a+)+$",
+    "(a|aa)+$",
+    "((a)+)+",
+    "[(]([a-z]{2,}){2,}",
+    "([a-z]+-?)*",
+    "(a?){40}a{40}",
+    "((a{1,9}){1,9}){1,9}",
+    "a?" * 30 + "a" * 30,
+    "(a|a)" * 24,
+    "a*a*a*a*a*a*a*b",
+    "((()*)*)*",
+    "(" * 9 + "()" + "{80})" * 9 + "{80}",
+    "(a|a){999}",
+]
+QUICK = [
+    "p[0-9]+",
+    "[A-Za-z0-9_-]+@a100",
+    "^project_[0-9]{9}$",
+    "(def|rrg|ctb)-[a-z]+(_gpu|_cpu)?",
+    "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "(a|b|cd){3}",
+    "([a-z])*([a-z])*([a-z])*@",
+    "a?" * 19 + "a" * 60 + "b",
+    "(a|a)" * 19,
+    "(){99999}",
+    "(" * 50 + "a" + ")" * 50,
+    r"[(?+*]+\(?[]|]{2}\+*",
+    "a{}{",
+    "a{,3}?b*?",
+    "",
+    "|",
+]
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_patterns_that_take_hours_are_refused_unmatched(pattern: str) -> None:
+    assert "could take hours" in patterns.problem_in(pattern)
+
+
+@pytest.mark.parametrize("pattern", QUICK)
+def test_other_patterns_are_quick(pattern: str) -> None:
+    assert patterns.problem_in(pattern) == ""
+    started = time.process_time()
+    for account in ("a" * 80, "a" * 79 + "@", "0" * 80, "-" * 80):
+        re.search(rf"\A(?:{pattern})\Z", account)
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("pattern", ["(", "a**", "[a", "a\\", "(a))", "a{2}{3}", "a{99999999999}"])
+def test_what_is_no_pattern(pattern: str) -> None:
+    assert patterns.problem_in(pattern).startswith("is not a regular expression: ")
 
 
 def test_several_contradictions_at_once(tmp_path: Path) -> None:

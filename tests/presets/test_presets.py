@@ -44,6 +44,18 @@ def test_every_preset_can_be_chosen() -> None:
     assert sorted(set(choices) - {"own"}) == [path.stem for path in FILES] == [path.stem for path in presets.files()]
 
 
+def test_keywords_are_read_without_the_rest(installed: Path) -> None:
+    (installed / "generic-slurm.yml").write_text("keywords: {\n")
+    (installed / "local.yml").write_text("keywords: 5\n")
+    preset(installed, "block", keywords=["Alps", "two words", "8"])
+    assert presets.keywords() == {"block": ["Alps", "two words", "8"]}
+
+
+def test_keywords_are_those_of_the_files() -> None:
+    read = {path.stem: yaml.safe_load(path.read_text()).get("keywords", []) for path in FILES}
+    assert presets.keywords() == read
+
+
 def test_unknown_is_not_unset(tmp_path: Path) -> None:
     local, slurm = (presets.load(ROOT / "templates/presets" / f"{name}.yml") for name in ("local", "generic-slurm"))
     assert local.master_addr is None  # unknown, or of no meaning
@@ -140,7 +152,7 @@ def test_a_list_says_what_a_node_has(installed: Path) -> None:
 def test_show() -> None:
     code, text = run("show", "generic-slurm")
     assert code == 0
-    assert "gpu_request  gpus-per-node  documented  stas00/ml-engineering" in text
+    assert "gpu_request  gpus-per-node  inferred    an option of Slurm that many sites document" in text
     assert "taken from" not in text
     code, text = run("show", "local", "--json")
     preset = json.loads(text)["preset"]

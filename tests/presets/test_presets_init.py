@@ -263,6 +263,37 @@ def test_output_that_is_no_text(tool: Tool) -> None:
     assert made()["gpus_per_node"]["value"] == 4
 
 
+@pytest.mark.parametrize(
+    ("printed", "walltime", "told"),
+    [
+        ("UNLIMITED", None, False),
+        ("INFINITE", None, False),
+        ("30", "00:30:00", False),  # minutes
+        ("1440", "1-00:00:00", False),
+        ("90:30", "01:30:30", False),  # minutes and seconds
+        ("7:00:00", "07:00:00", False),
+        ("100:00:00", "4-04:00:00", False),
+        ("1-00", "1-00:00:00", False),  # days and hours
+        ("2-03:04", "2-03:04:00", False),
+        ("365-23:59:59", "365-23:59:59", False),
+        ("1-30:00:00", "2-06:00:00", False),
+        *(
+            (odd, None, True)
+            for odd in ("INVALID", "NONE", "3-", "-5", "1-2-3", "1:2:3:4", "00:00:00", "0", "1e9", "5m")
+        ),
+        *((odd, None, True) for odd in ("1000-00:00:00", "9" * 5000, "9" * 8, "1-:00", "\u0663\u0660", "30,UNLIMITED")),
+    ],
+)
+def test_times_of_partitions(tool: Tool, printed: str, walltime: str | None, told: bool) -> None:
+    tool("sinfo", SINFO)
+    tool("scontrol", **{"show partition -o": f"PartitionName=gpu MaxTime={printed} MaxNodes=8\n"})
+    data = made()
+    assert data["limits"][0]["value"] == {"name": "gpu", "max_nodes": 8} | (
+        {"max_walltime": walltime} if walltime else {}
+    )
+    assert any(line.startswith("limits: the MaxTime of gpu in scontrol") for line in data["not_found"]) == told
+
+
 def alive(group: int) -> list[str]:
     """Return the processes of a group; not those that are dead, and that nobody has reaped yet."""
     states = []
@@ -285,6 +316,38 @@ def test_a_command_that_hangs_is_ended(tool: Tool, tmp_path: Path, monkeypatch: 
     while alive(int(pid.read_text())):  # its children with it
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+HANGS = "import sys; from ddp_scaffold import cli, probe; probe.TIMEOUT_S = 3; cli.main()"
+
+
+def test_a_terminal_shows_what_is_asked_and_what_gave_no_answer(tool: Tool) -> None:
+    tool("sinfo", script="exec /bin/sleep 600")
+    tool("ip", **{"-o link": LINKS, "-o -4 addr": ADDRESSES})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", HANGS, "presets", "init", "acme", "-y"],
+        env=environment,
+        dimensions=(50, 120),
+        encoding="utf-8",
+        timeout=30,
+    )
+    child.expect(r"Asking sinfo(, ip link)?(, ip addr)? \([0-3] s at most\)")
+    child.expect_exact("note: no answer within 3 s: sinfo\r\n")
+    child.expect_exact("sinfo: no answer within 3 s")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    assert "slurm" in Path("acme.yml").read_text()
+
+
+def test_a_pipe_gets_no_word_of_what_is_asked(tool: Tool, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "TIMEOUT_S", 1)
+    tool("sinfo", script="exec /bin/sleep 600")
+    said, silent = probe.ask({"sinfo": ("sinfo",)})
+    assert (said, silent) == ({}, ["sinfo: no answer within 1 s"])
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_command_that_prints_without_end_is_ended(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         nodes, gpus = answers["nodes"], answers["gpus_per_node"]
         plural = "s" if nodes != 1 else "", "s" if gpus != 1 else ""
         world = f"{world} ({nodes} node{plural[0]} x {gpus} GPU{plural[1]})"
-    metrics = "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
+    metrics = (
+        ""
+        if "command" in answers
+        else "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
+    )
     place = follows["place"] or {}
     old = place.get("verified_on") and is_old(datetime.date.fromisoformat(place["verified_on"]), datetime.date.today())
     warning = "; MORE THAN A YEAR AGO: check it with the site's pages" if old else ""
@@ -84,11 +88,12 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("place", where),
         ("still needed", "; ".join(follows["needs"])),
-        ("package", f"src/{follows['package']}"),
+        ("package", _package(answers)),
+        ("starts", f"python {answers['command']}" if "command" in answers else ""),
         ("processes", str(world)),
         ("clocks", " < ".join(f"{clock} {seconds} s" for clock, seconds in follows["clocks_s"].items())),
         ("restarts", f"at most {follows['max_restarts']}, from the last checkpoint"),
-        ("metrics", metrics),
+        ("metrics", "" if "command" in answers else metrics),
         ("scripts", ", ".join(follows["scripts"]) or "none"),
         ("files", f"{len(files)}: " + ", ".join(f"{folder} {count}" for folder, count in folders.items())),
         ("template", f"{result['template']['source']} at {result['template']['commit']}"),
@@ -120,6 +125,9 @@ def equivalent_command(
             continue
         if name not in preset_by_user and is_default(questions[name], rendered.facts, read):
             continue
+        if name == "code":
+            words.append("--into-existing")
+            continue
         if name == "preset" and own is not None:
             value = own
         elif isinstance(value, (dict, list)):
@@ -128,6 +136,13 @@ def equivalent_command(
     if template is not None:
         words += ["--template", template]
     return shlex.join(words)
+
+
+def _package(answers: Mapping[str, Any]) -> str:
+    """Return where the package is; beside existing code, what of it comes from the template."""
+    folder = answers.get("source_folder", "src")
+    path = f"{answers.get('package')}" if folder == "." else f"{folder}/{answers.get('package')}"
+    return f"{path}/ddp" if "command" in answers else path
 
 
 def _place(facts: Mapping[str, Any]) -> dict[str, str] | None:

@@ -27,6 +27,7 @@ OPTIONS = {
         "--dry-run",
         "--json",
         "--template",
+        "--into-existing",
     },
 }
 

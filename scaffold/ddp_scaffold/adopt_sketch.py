@@ -1,0 +1,52 @@
+"""A main function with everything that a run needs: what existing code is turned into."""
+
+from __future__ import annotations
+
+SKETCH = """\
+from PACKAGE.ddp import checkpoint
+from PACKAGE.ddp.errors import StopRequested
+from PACKAGE.ddp.guard import on_rank0
+from PACKAGE.ddp.heartbeat import phase, step_done
+from PACKAGE.ddp.loader import endless, make_loader
+from PACKAGE.ddp.session import session
+from PACKAGE.ddp.variables import read_variables
+
+def main():
+    ddp, rows = read_variables()  # DDP_ variables over defaults; your own arguments and files stay yours
+    with session(ddp.run, ddp.clocks, ddp.log, ddp.preempt, rows) as run:
+        network = build_model().to(run.dist.device)
+        model = DistributedDataParallel(network)
+        optimizer = torch.optim.AdamW(network.parameters())
+        loader = make_loader(dataset, run.dist, ddp.loader, batch_size=32)
+        state = {"model": network, "optimizer": optimizer}
+        at = {"step": 0, "epoch": 0, "used": 0, "begun": 0}
+        at |= checkpoint.load(run.dist, run.dir, state) or {}
+        step_done(at["step"], at["epoch"])
+        try:
+            for position, batch in endless(loader, run.dist, at["epoch"], at["used"], at["begun"]):
+                run.agreement.poll(at["step"])  # raises StopRequested on all ranks at the same step
+                at |= position
+                with phase("forward"):
+                    loss = loss_of(model, batch)
+                with phase("backward"):
+                    loss.backward()
+                with phase("optim"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                at["step"] += 1
+                step_done(at["step"], at["epoch"])
+                if at["step"] % 500 == 0:
+                    on_rank0(run.dist, "evaluate", lambda progress: evaluate(network))  # every rank calls it
+                    checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep)
+                if at["step"] >= STEPS:
+                    break
+        except StopRequested:
+            checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
+            raise
+        checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
+"""
+
+
+def sketch(package: str) -> list[str]:
+    """Return the lines of a main function with everything that a run needs."""
+    return SKETCH.replace("PACKAGE", package).splitlines()

@@ -1,7 +1,7 @@
 """The one exception that commands raise, and the edge at which it becomes two lines and an exit code.
 
 Exit codes: 0 done, 1 error, 2 the command line (or an answer on it) is wrong, 130 interrupted (Ctrl-C,
-SIGTERM or SIGHUP).
+SIGTERM or SIGHUP). In `update`, 2 says that conflicts are left; what is wrong is refused there, with 3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
+ERROR, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
 class ScaffoldError(Exception):
@@ -84,6 +84,8 @@ class EdgeGroup(TyperGroup):
             if session.debug:
                 traceback.print_exception(cause)
             error = _explain(cause, session)
+            if error.exit_code == USAGE and next((word for word in words if word[0:1] != "-"), "") == "update":
+                error.exit_code = REFUSED
             report(error, session.as_json)
             sys.exit(error.exit_code)
 

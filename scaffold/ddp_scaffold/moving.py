@@ -36,7 +36,7 @@ def refuse_settled(given: Mapping[str, Given]) -> None:
 
 def answers_for_update(
     recorded: Recorded, given: Mapping[str, Given], template: Template, scratch: Path
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Rendered, list[str]]:
     """Return the answers for the release `template.ref`, and the names of those that the user has never been asked.
 
     With another preset, an answer that was the old preset's default becomes the new one's. Raises Refused.
@@ -55,12 +55,12 @@ def answers_for_update(
         refuse_skipped(given, rendered)
     except UsageError as error:
         raise Refused(error.message, error.hint) from error
-    return rendered.answers, [name for name in rendered.answers if name not in recorded.answers and name not in given]
+    return rendered, [name for name in rendered.answers if name not in recorded.answers and name not in given]
 
 
 def answers_for_cluster(
-    main: Recorded, preset: str, given: Mapping[str, Given], template: Template, scratch: Path, name: str
-) -> dict[str, Any]:
+    main: Recorded, given: Mapping[str, Given], template: Template, scratch: Path, name: str
+) -> Rendered:
     """Return the answers of a further cluster: what the project shares with it, the preset, and what is given."""
     questions = load_questions(template.read("copier.yml"), template.read)
     shared = {key: main.answers[key] for key in SHARED if key in main.answers and key in questions}
@@ -72,7 +72,7 @@ def answers_for_cluster(
         refuse_skipped(given, rendered)
     except UsageError as error:
         raise Refused(error.message, error.hint) from error
-    return rendered.answers
+    return rendered
 
 
 def _answered(

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ._git import git, run_git
+from ._git import complaint, git, run_git
 from .recorded import Refused
 from .trial import Outcome
 
@@ -64,10 +64,13 @@ def put(project: Path, outcome: Outcome) -> None:
         except KeyboardInterrupt:  # it takes no time; half of it would be worse
             continue
     if code:
-        take_back(project, outcome.changes, head)
+        if code < 0 or code > 128:  # killed: the lock is its own, and nobody else's
+            (folder / "index.lock").unlink(missing_ok=True)
+        if dirty(project):
+            take_back(project, outcome.changes, head)
         note.unlink(missing_ok=True)
         raise Refused(
-            f"git could not write the update: {said.read_text(errors='replace').strip().splitlines()[:1] or code}",
+            f"git could not write the update: {complaint(said.read_text(errors='replace')) or f'exit code {code}'}",
             "The project is as it was. Correct what git names, and run it again.",
         )
 

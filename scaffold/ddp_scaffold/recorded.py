@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import ScaffoldError
+from ._errors import REFUSED, ScaffoldError
 from ._git import git, run_git
 from .questions import Given, from_file
 
 MAIN = ".copier-answers.yml"
-REFUSED = 3  # exit code: nothing was touched
 
 
 class Refused(ScaffoldError):

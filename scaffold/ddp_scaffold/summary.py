@@ -62,7 +62,7 @@ def describe(
             "clocks_s": {clock: facts.get(name) for clock, name in CLOCKS.items()},
             "scripts": scripts,
             "place": _place(facts),
-            "needs": _needs(facts),
+            "needs": needs(facts),
         },
     }
 
@@ -152,7 +152,7 @@ def _place(facts: Mapping[str, Any]) -> dict[str, str] | None:
     return {name: str(preset.get(name)) for name in names} if isinstance(preset, dict) else None
 
 
-def _needs(facts: Mapping[str, Any]) -> list[str]:
+def needs(facts: Mapping[str, Any]) -> list[str]:
     """Return what a job there will be refused without, and no answer has given."""
     known = facts.get("known") or {}
     account = known.get("account")

@@ -7,6 +7,7 @@ or from the source checkout that the package runs from. Nothing then needs the n
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def open_template(override: str | None, recorded: str | None = None) -> Iterator
         else:
             template = _override(override, Path(scratch)) if override else _own(Path(scratch))
         # The cache is private: what a redirected URL leads to must not enter the mirrors that plain copier keeps.
-        settings = {"core.abbrev": "40"}  # copier records what `git describe` says: of no tag, a hash, all of it
+        # Copier records what `git describe` says: of no tag, a hash, and all of it. Hooks are for the user's own work.
+        settings = {"core.abbrev": "40", "core.hooksPath": os.devnull}
         if ":" in template.source:
             settings[f"url.{template.repository}.insteadOf"] = _address(template.source)
         with environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **git_settings(settings)}):

@@ -100,7 +100,7 @@ def update(
             "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
             "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),
             "lost": lost,
-            "notes": notes,
+            "notes": notes + result["notes"],
         }
         if dry_run:
             result["diff"] = git("diff", "--no-color", outcome.before, outcome.after, cwd=outcome.repository)
@@ -189,6 +189,7 @@ def _plan(
     from ..moving import answers_for_cluster, answers_for_update
     from ..recorded import Refused, file_of
     from ..releases import choose, name_of_cluster
+    from ..summary import needs
     from ..trial import Step
 
     main = clusters[0]
@@ -214,8 +215,9 @@ def _plan(
         file = file_of(name)
         if (project / file).exists() or (project / f"launch-{name}").exists():
             raise Refused(f"the project has launch-{name}/ already", f"--cluster {name} --set KEY=VALUE changes it.")
-        answers = answers_for_cluster(main, add, given, template, scratch, file)
-        return [Step(file, answers, target, new=True)], result
+        rendered = answers_for_cluster(main, given, template, scratch, file)
+        result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
+        return [Step(file, rendered.answers, target, new=True)], result
     names = {recorded.cluster: recorded for recorded in clusters}
     if cluster is not None and cluster not in names:
         known = ", ".join(filter(None, names)) or "none"
@@ -225,9 +227,11 @@ def _plan(
         changes = given if recorded.cluster == (cluster or "") else {}
         if recorded.commit == target and not changes:
             continue
-        answers, new = answers_for_update(recorded, changes, template, scratch)
-        steps.append(Step(recorded.name, answers, target))
-        result["new_answers"] |= {name: answers[name] for name in new}
+        rendered, new = answers_for_update(recorded, changes, template, scratch)
+        steps.append(Step(recorded.name, rendered.answers, target))
+        result["new_answers"] |= {name: rendered.answers[name] for name in new}
+        if changes:
+            result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
     if any(recorded.commit != target for recorded in clusters):
         entries = gained(template.read("CHANGELOG.md"), main.commit, target) if template.has("CHANGELOG.md") else []
         result["gained"] = [{"version": e.version, "date": e.date, "text": e.text} for e in entries]

@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 VERSION_FILE = ROOT / "scaffold" / "ddp_scaffold" / "__init__.py"
 ALLOWED = Path(__file__).with_name("removed.yml")  # removals and renames that are meant, by release
+# One of each kind: what a project consists of depends on its scheduler and its model.
+PROJECTS = [{"preset": preset} for preset in ("local", "generic-slurm", "generic-pbs", "tacc-vista")]
+PROJECTS += [{"model": model} for model in ("custom", "retrieval", "adversarial-diffusion", "causal-lm")]
 UNSAFE = ("_tasks", "_migrations", "_jinja_extensions")  # would need --trust, of every user at every update
 
 
@@ -85,8 +88,6 @@ def template_problems(version: str) -> list[str]:
     if not before:
         return found
     allowed = (yaml.safe_load(ALLOWED.read_text()) or {}).get(version) or {} if ALLOWED.is_file() else {}
-    gone = _gone_files(f"v{before[0]}") - set(allowed.get("files", ()))
-    found += [f"{path} was in {before[0]}: a user's edit in it would be lost (releases/removed.yml)" for path in gone]
     old = _old_questions(f"v{before[0]}")
     for name, question in old.items():
         if name in allowed.get("questions", ()) or name.startswith("_"):
@@ -97,17 +98,28 @@ def template_problems(version: str) -> list[str]:
         lost = _choices(question) - _choices(questions[name])
         lost -= set(allowed.get("choices", {}).get(name, ()))
         found += [f"{name}={choice} of {before[0]} is no choice any more (releases/removed.yml)" for choice in lost]
+    if not found:  # it can be rendered
+        gone = _gone_files(f"v{before[0]}") - set(allowed.get("files", ()))
+        found += [f"{path} of {before[0]} is gone: an edit in it would be lost (releases/removed.yml)" for path in gone]
     return found
 
 
 def _gone_files(tag: str) -> set[str]:
-    """Paths below templates/project of the release `tag` that the checkout has not."""
+    """Paths in a project of the release `tag` that one of the checkout's last commit has not."""
+    gone: set[str] = set()
     with _history() as repository:
-        listed = git("ls-tree", "-r", "-z", "--name-only", tag, "templates/project", cwd=repository)
-    # Whether a file goes through Jinja makes no difference to the project.
-    old = {path.removesuffix(".jinja") for path in listed.split("\0") if path}
-    new = git("ls-files", "-z", "templates/project", cwd=ROOT).split("\0")
-    return old - {path.removesuffix(".jinja") for path in new}
+        for answers in PROJECTS:
+            gone |= _files(repository, tag, answers) - _files(ROOT, "HEAD", answers)
+    return gone
+
+
+def _files(repository: Path, ref: str, answers: dict[str, str]) -> set[str]:
+    import copier
+
+    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-project-") as name:
+        data = {"project_name": "demo", **answers}
+        copier.run_copy(str(repository), name, data=data, vcs_ref=ref, defaults=True, quiet=True, unsafe=False)
+        return {path.relative_to(name).as_posix() for path in Path(name).rglob("*") if path.is_file()}
 
 
 def _old_questions(tag: str) -> dict[str, object]:

@@ -1,0 +1,148 @@
+"""The releases themselves: they are complete wherever the repository is, and `make release` refuses a bad one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from update_helpers import RELEASES, ROOT, change, commit, git, history
+
+from ddp_scaffold import __version__
+
+
+def listed(repository: Path) -> list[str]:
+    command = [sys.executable, "releases/history.py", "list"]
+    done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+    return [line.split()[0].removeprefix("v") for line in done.stdout.splitlines()]
+
+
+def test_the_package_has_the_version_of_the_newest_release():
+    assert RELEASES[-1] == __version__
+    assert len(RELEASES) >= 3
+
+
+def test_each_release_says_what_it_brings_and_what_is_to_do():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    entries = dict(re.findall(r"^## (\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert list(entries) == RELEASES[::-1]
+    for version, entry in entries.items():
+        assert re.search(r"^By hand: ", entry, re.M), version
+
+
+def test_the_history_is_that_of_the_tags(tmp_path):
+    """Where the checkout has a release's tag, its bundle holds the same template."""
+    history.unpack(tmp_path / "history.git")
+    tags = set(git(ROOT, "tag").split()) if (ROOT / ".git").exists() else set()
+    for version in RELEASES:
+        ours = git(tmp_path / "history.git", "ls-tree", f"v{version}")
+        if f"v{version}" in tags:
+            assert ours == git(ROOT, "ls-tree", f"v{version}", "--", *history.CONTENT)
+        assert git(tmp_path / "history.git", "cat-file", "-t", f"v{version}") == "tag\n"  # annotated
+
+
+def test_twice_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        history.join(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["without tags", "shallow", "archive"])
+def test_the_releases_survive(template_repo, tmp_path, how):
+    copy = tmp_path / "copy"
+    if how == "archive":
+        copy.mkdir()
+        packed = subprocess.run(["git", "archive", "HEAD"], cwd=template_repo, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", copy], input=packed, check=True)
+    else:
+        depth = ["--depth", "1"] if how == "shallow" else []
+        git(tmp_path, "clone", "--quiet", "--no-tags", *depth, f"file://{template_repo}", str(copy))
+    assert listed(copy) == RELEASES
+    history_there = [sys.executable, "releases/history.py", "join", str(tmp_path / "all.bundle")]
+    subprocess.run(history_there, cwd=copy, check=True)
+    git(tmp_path, "clone", "--quiet", "--bare", "all.bundle", "all.git")
+    assert git(tmp_path / "all.git", "tag").split() == sorted(f"v{version}" for version in RELEASES)
+
+
+@pytest.fixture
+def checkout(template_repo: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "checkout"
+    shutil.copytree(template_repo, copy)
+    git(copy, "tag", "--delete", *git(copy, "tag").split())
+    text = (copy / "CHANGELOG.md").read_text()
+    if "## Unreleased\n" in text:
+        change(copy / "CHANGELOG.md", "## Unreleased\n", "## Unreleased\n\nBy hand: nothing.\n")
+    else:
+        change(copy / "CHANGELOG.md", "\n## ", "\n## Unreleased\n\nBy hand: nothing.\n\n## ")
+    commit(copy)
+    return copy
+
+
+def release(checkout: Path, version: str = "97.0.0") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "releases/release.py", version]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+
+
+def test_a_release(checkout, tmp_path):
+    done = release(checkout)
+    assert done.returncode == 0, done.stderr
+    assert listed(checkout)[-1] == "97.0.0"
+    assert git(checkout, "status", "--porcelain") == ""
+    assert git(checkout, "cat-file", "-t", "v97.0.0") == "tag\n"
+    assert "## 97.0.0 (" in (checkout / "CHANGELOG.md").read_text()
+    assert '__version__ = "97.0.0"' in (checkout / "scaffold/ddp_scaffold/__init__.py").read_text()
+    again = release(checkout)
+    assert again.returncode == 1
+    assert "not newer than 97.0.0" in again.stderr
+    assert "no entry below '## Unreleased'" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("dirty", "the tree is not clean"),
+        ("changelog", "lacks its line 'By hand: ...'"),
+        ("moving tag", "the tag v1 reads as a version"),
+        ("file", "launch/torchrun.sh of"),
+        ("question", "the question max_restarts of"),
+        ("choice", "tracker=wandb of"),
+        ("tasks", "every update would need --trust"),
+        ("ignore", "hides template files from git"),
+    ],
+)
+def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
+    project = checkout / "templates" / "project"
+    if fault == "dirty":
+        (checkout / "README.md").write_text("changed\n")
+    elif fault == "changelog":
+        change(checkout / "CHANGELOG.md", "By hand: ", "Nothing to do: ")
+    elif fault == "moving tag":
+        git(checkout, "tag", "v1")
+    elif fault == "file":
+        next(project.glob("*launch*/torchrun.sh.jinja")).unlink()
+    elif fault == "question":
+        text = (checkout / "copier.yml").read_text()
+        (checkout / "copier.yml").write_text(text.replace("max_restarts", "restarts"))
+    elif fault == "choice":
+        change(checkout / "copier.yml", "[tensorboard, wandb, none]", "[tensorboard, none]")
+    elif fault == "tasks":
+        change(checkout / "copier.yml", "_envops:", "_tasks: [echo]\n_envops:")
+    elif fault == "ignore":
+        (project / ".gitignore").write_text("\n")
+    if fault not in ("dirty", "moving tag"):
+        git(checkout, "add", "--all", "--force")
+        git(checkout, "commit", "--quiet", "-m", "fault")
+    before = git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")
+    done = release(checkout)
+    assert done.returncode == 1, done.stdout
+    assert said in done.stderr
+    assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")) == before
+    assert not (checkout / "releases" / "v97.0.0.bundle").exists()
+
+
+@pytest.mark.parametrize("version", ["", "1", "v1.2.3", "1.2", "1.2.3rc1", "01.2.3"])
+def test_versions_that_are_none(checkout, version):
+    assert release(checkout, version).returncode == 2

@@ -1,0 +1,97 @@
+"""From every release so far to the working tree, in every family: a year of edits survives, and the project works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from update_helpers import NOW, RELEASES, change, commit, copier, git, make, tree, update
+
+FAMILIES = (
+    *("classifier", "causal-lm", "masked-lm", "diffusion", "rectified-flow", "adversarial-diffusion", "retrieval"),
+    "custom",
+)
+
+
+def edit(project: Path) -> dict[str, bytes]:
+    """Edit as a user does; return what must be there afterwards."""
+    package = project / "src" / "demo"
+    model = package / "model.py"
+    model.write_text(model.read_text() + "\n\nMINE = 'another model'\n")
+    change(project / "configs" / "train.yaml", "seed: 0", "seed: 7")
+    change(package / "train.py", "log = logging.getLogger", "MINE = 'a line'\nlog = logging.getLogger")
+    (package / "ddp" / "rng.py").write_text((package / "ddp" / "rng.py").read_text() + "\n# My remark.\n")
+    (project / ".github" / "workflows" / "ci.yml").unlink()
+    (package / "mine.py").write_text("MINE = 'a module'\n")
+    (project / "notes.md").write_text("Mine.\n")
+    commit(project)
+    kept = ("src/demo/model.py", "configs/train.yaml", "src/demo/mine.py", "notes.md")
+    return {path: content for path, content in tree(project).items() if path in kept}
+
+
+def edits_are_there(project: Path, kept: dict[str, bytes]) -> None:
+    after = tree(project)
+    assert {path: after[path] for path in kept} == kept
+    assert b"MINE = 'a line'\n" in after["src/demo/train.py"]
+    assert b"# My remark.\n" in after["src/demo/ddp/rng.py"]
+    assert ".github/workflows/ci.yml" not in after
+    assert f"_commit: v{NOW}".encode() in after[".copier-answers.yml"]
+
+
+def updated(now: Path, history: Path, version: str, family: str, project: Path, **answers: str) -> None:
+    make(history, version, project, {"model": family, **answers})
+    kept = edit(project)
+    done = update(now, project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert git(project, "diff", "--name-only", "--diff-filter=U") == ""
+    edits_are_there(project, kept)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.slow
+def test_edits_survive(now, history_of_now, tmp_path, version, family):
+    updated(now, history_of_now, version, family, tmp_path / "demo")
+    command = [sys.executable, "-m", "mypy"]
+    checked = subprocess.run(command, cwd=tmp_path / "demo", capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_oldest_release(now, history_of_now, tmp_path):
+    """The same for one, and its quick tests run; plain copier gives the same project."""
+    project = tmp_path / "demo"
+    make(history_of_now, RELEASES[0], project, {"model": "custom"})
+    kept = edit(project)
+    other = tmp_path / "other" / "demo"
+    other.parent.mkdir()
+    git(tmp_path, "clone", "--quiet", str(project), str(other))
+    assert update(now, project).returncode == 0
+    edits_are_there(project, kept)
+    done = copier("update", "--defaults", "--quiet", other, repository=history_of_now, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert tree(other) == tree(project)
+    run_tests(project, "tests/test_plumbing.py")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_projects_own_tests_pass(now, history_of_now, tmp_path, family):
+    updated(now, history_of_now, RELEASES[0], family, tmp_path / "demo")
+    run_tests(tmp_path / "demo")
+
+
+@pytest.mark.parametrize("preset", ["generic-slurm", "generic-pbs", "tacc-vista"])
+@pytest.mark.slow
+def test_other_schedulers(now, history_of_now, tmp_path, preset):
+    updated(now, history_of_now, RELEASES[0], "custom", tmp_path / "demo", preset=preset)
+
+
+def run_tests(project: Path, *paths: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]

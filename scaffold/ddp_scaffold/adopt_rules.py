@@ -41,9 +41,7 @@ def error_paths(module: Module) -> Iterator[Finding]:
         if not (name.startswith(DIST) and _on_error(module, call)):
             continue
         if name == f"{DIST}destroy_process_group":
-            why = (
-                "on an error path it takes the others' peer away, so that they report a lost connection, not the cause"
-            )
+            why = "on an error path it hides which rank failed: the others only report a lost connection"
             yield call, why, "delete it: session() ends all ranks within seconds, and names the one that began"
         elif name.rpartition(".")[2] in ("barrier", "monitored_barrier"):
             why = "after an exception only the failed rank comes here, and waits for the others until the timeout"

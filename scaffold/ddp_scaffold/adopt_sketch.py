@@ -35,15 +35,15 @@ def main():
                     optimizer.zero_grad()
                 at["step"] += 1
                 step_done(at["step"], at["epoch"])
-                if at["step"] % 500 == 0:
+                last = at["step"] >= STEPS
+                if at["step"] % 500 == 0 or last:
                     on_rank0(run.dist, "evaluate", lambda progress: evaluate(network))  # every rank calls it
-                    checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep)
-                if at["step"] >= STEPS:
+                    checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=last)
+                if last:
                     break
         except StopRequested:
             checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
             raise
-        checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
 """
 
 

@@ -51,19 +51,19 @@ def check_repository(text: str) -> Path:
     return path
 
 
-def whose_code(given: Mapping[str, Given], questions: Mapping[str, Question], into_existing: bool) -> dict[str, str]:
-    """Return the answer to `code`, which is always recorded. Raises UsageError if another one is given."""
+def whose_code(given: Mapping[str, Given], questions: Mapping[str, Question], into_existing: bool) -> dict[str, Given]:
+    """Return `given` with the answer to `code`, which is never asked. Raises UsageError if another one is given."""
     wanted = "existing" if into_existing else "new"
     if "code" not in questions:
         if into_existing:
             raise UsageError(f"{OPTION}: this template cannot do that", "Use one of ddp-scaffold 0.2 or later.")
-        return {}
+        return dict(given)
     if "code" in given and given["code"].text != wanted:
         hint = f"Leave {OPTION} out." if into_existing else f"Say {OPTION}, with the repository as DEST."
         raise UsageError(f"{given['code'].where}: code={given['code'].text} is for another kind of project", hint)
     if unasked := [name for name in ("model", "tracker") if into_existing and name in given]:
         raise UsageError(f"{given[unasked[0]].where}: {unasked[0]} is not asked with {OPTION}", "Leave it out.")
-    return {"code": wanted}
+    return {"code": Given(wanted, OPTION), **given}
 
 
 def sort_files(files: Sequence[str], directory: Path, answers: Mapping[str, Any]) -> tuple[list[str], list[str]]:

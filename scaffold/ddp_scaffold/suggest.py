@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from .adopt import own_files
-from .render import example_name
 
 RESERVED = "templates/questions/reserved.yml"
 COMMAND = re.compile(r"(?:-m )?[A-Za-z0-9_.][A-Za-z0-9_./-]*")
@@ -51,7 +50,8 @@ def _declared_name(directory: Path) -> str:
 
 
 def _valid(text: str) -> str:
-    return text if re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", text) else example_name(text)
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-0123456789")[:60].strip("-")
+    return slug or "training"
 
 
 def _training_command(directory: Path, source_folder: str, package: str) -> str:

@@ -56,7 +56,7 @@ def describe(
         "template": {"source": recorded["_src_path"], "commit": recorded["_commit"]},
         "follows": {
             "package": facts.get("package"),
-            "tracker": facts.get("tracker"),
+            "tracker": None if "command" in rendered.answers else facts.get("tracker"),
             "world_size": _world_size(rendered.answers),
             "max_restarts": facts.get("max_restarts"),
             "clocks_s": {clock: facts.get(name) for clock, name in CLOCKS.items()},

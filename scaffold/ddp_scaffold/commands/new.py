@@ -91,7 +91,8 @@ def new(
     destination = existing.check_repository(dest) if into_existing else check_destination(dest)
     with open_template(template) as source, tempfile.TemporaryDirectory(prefix="ddp-scaffold-") as scratch:
         questions = load_questions(source.read("copier.yml"), source.read)
-        data = check(given, questions) | existing.whose_code(given, questions, into_existing)
+        given = existing.whose_code(given, questions, into_existing)
+        data = check(given, questions)
         own = preset if preset is not None and own_preset.is_file(preset) else None
         if own is None and "preset" in given:
             own_preset.check_recorded(given["preset"].text, data.get(own_preset.ANSWER), given)

@@ -1,0 +1,51 @@
+"""Repositories to adopt, and the command line in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import adopt_repos
+import pytest
+from typer.testing import CliRunner, Result
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`repository("mnist", FLAT)` makes it and goes there."""
+
+    def make(name: str, files: dict[str, str]) -> Path:
+        directory = adopt_repos.make(tmp_path / name, files)
+        monkeypatch.chdir(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def cli(template_repo: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`cli("new", ".")` runs the command as if the package stood in `template_repo`."""
+    from ddp_scaffold import template
+    from ddp_scaffold.cli import app
+
+    monkeypatch.setattr(template, "CHECKOUT", template_repo)
+    return lambda *args: CliRunner().invoke(app, list(args), prog_name="ddp-scaffold")
+
+
+@pytest.fixture
+def adopt(cli: Callable[..., Result]) -> Callable[..., Result]:
+    """`adopt("--json")` adopts the current directory, which must succeed."""
+
+    def run(*args: str) -> Result:
+        result = cli("new", ".", "--into-existing", "-y", *args)
+        assert result.exit_code == 0, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def scaffold_env(template_repo: Path) -> dict[str, str]:
+    """The environment in which `python -m ddp_scaffold` runs from `template_repo`."""
+    return {**os.environ, "PYTHONPATH": str(template_repo / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}

@@ -4,7 +4,7 @@
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
-# make bench      times of the command line, sizes of the generated files
+# make bench      times of the command line and of updates, sizes of the generated files
 # make docs       the documentation site, into site/
 
 PYTHON ?= python3
@@ -42,6 +42,7 @@ test-long: .venv/done
 
 bench: .venv/done
 	.venv/bin/python benchmarks/cli.py
+	.venv/bin/python benchmarks/update.py
 	.venv/bin/python benchmarks/size.py
 
 docs: .venv/done

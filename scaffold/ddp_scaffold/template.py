@@ -125,6 +125,9 @@ def _releases_of_checkout(scratch: Path) -> Path:
         (repository / "shallow").write_bytes((common / "shallow").read_bytes())
     for bundle in sorted((CHECKOUT / "releases").glob("v*.bundle"), key=lambda path: _numbers(path.stem)):
         git("fetch", "--quiet", str(bundle), "refs/tags/*:refs/tags/*", cwd=repository)
+    tags = git("for-each-ref", "--format=%(refname) %(objectname)", "refs/tags/v*", cwd=CHECKOUT)
+    for name, tag in (line.split() for line in tags.splitlines()):  # what projects of this checkout were made from
+        git("update-ref", name, tag, cwd=repository)
     git("update-ref", "refs/heads/main", git("rev-parse", "HEAD", cwd=CHECKOUT).strip(), cwd=repository)
     git("symbolic-ref", "HEAD", "refs/heads/main", cwd=repository)
     return repository

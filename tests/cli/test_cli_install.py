@@ -14,6 +14,9 @@ from cli_helpers import git
 
 from ddp_scaffold import __version__
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "releases"))
+import history
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
@@ -75,6 +78,36 @@ def test_wheel_built_directly_holds_the_same_bundle(wheel, template_repo, tmp_pa
         return hashlib.sha256((tmp_path / "unpacked/ddp_scaffold/template.bundle").read_bytes()).hexdigest()
 
     assert digest(next(tmp_path.glob("*.whl"))) == digest(wheel)
+
+
+def test_wheel_is_small(wheel):
+    assert wheel.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("release", history.versions()[:-1])
+def test_wheel_updates_offline(wheel, tmp_path, release):
+    """A project of an older release comes to the newest: another home, and another Python where there is one."""
+    python = environment(interpreter("3.12") or sys.executable, tmp_path / "venv", wheel)
+    history.unpack(tmp_path / "history.git")
+    redirect = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{tmp_path / 'history.git'}.insteadOf"}
+    redirect["GIT_CONFIG_VALUE_0"] = "https://github.com/ddp-scaffold/ddp-scaffold.git"
+    words = ("copy", "--defaults", "--quiet", "--vcs-ref", f"v{release}", "--data", "project_name=demo")
+    project = tmp_path / "demo"
+    run(sys.executable, "-m", "copier", *words, redirect["GIT_CONFIG_VALUE_0"], project, cwd=tmp_path, **redirect)
+    git(project, "init", "--quiet")
+    git(project, "add", "--all")
+    (project / "src/demo/model.py").write_text("# Mine.\n")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "-m", "begin")
+    shutil.rmtree(tmp_path / "history.git")
+    home = tmp_path / "home"
+    home.mkdir()
+    offline = {"GIT_ALLOW_PROTOCOL": "file", "HOME": str(home), "COPIER_CACHE_DIR": str(home / "cache")}
+    run(python.with_name("ddp-scaffold"), "update", project, cwd=home, **offline)
+    recorded = (project / ".copier-answers.yml").read_text()
+    assert f"_commit: v{__version__}\n" in recorded
+    assert "_src_path: https://github.com/ddp-scaffold/ddp-scaffold.git\n" in recorded
+    assert (project / "src/demo/model.py").read_text() == "# Mine.\n"
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])

@@ -23,7 +23,7 @@ RUN, OUTPUT = "{ .bash .run }", "{ .text .output }"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "@@ end of block @@"
 OUTCOMES = {"done", "failed", "stalled", "stopped", "config"}
-LEAF_COMMANDS = ["new", *(f"presets {name}" for name in ("list", "show", "check", "init", "schema"))]
+LEAF_COMMANDS = ["new", "update", *(f"presets {name}" for name in ("list", "show", "check", "init", "schema"))]
 
 
 def text(page: str) -> str:

@@ -281,6 +281,5 @@ def _finish(result: dict[str, Any], as_json: bool) -> None:
         return
     if result["test"]:
         _output.say(f"\nThe project's tests: {result['test']}.")
-    _output.commands(
-        "All changes are staged. Next:", ["git diff --staged", f"git commit -m 'ddp-scaffold {result['to']}'"]
-    )
+    message = f"ddp-scaffold {result['to']}" if result["from"] != result["to"] else "Change answers of ddp-scaffold"
+    _output.commands("All changes are staged. Next:", ["git diff --staged", f"git commit -m '{message}'"])

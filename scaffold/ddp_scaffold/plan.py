@@ -1,0 +1,114 @@
+"""Before an update: what must be right, and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import putting, trial
+from ._errors import UsageError
+from ._git import enclosing_work_tree, git, run_git
+from .changelog import gained
+from .moving import answers_for_cluster, answers_for_update, refuse_settled
+from .questions import from_options
+from .recorded import Recorded, Refused, edited_by_hand, file_of, read
+from .releases import choose, name_of_cluster
+from .summary import needs
+from .template import Template
+from .trial import Step
+
+
+def begin(project: Path, preset: str | None, pairs: Sequence[str]) -> tuple[list[Recorded], dict[str, Any], list[str]]:
+    """Return what the project recorded, what is given, and remarks. Raises Refused for what must be right before."""
+
+    clusters = read(project)
+    if enclosing_work_tree(project) is None:
+        raise Refused(f"{project} is not in a git repository", "git init && git add -A && git commit -m 'Begin' in it.")
+    trial.require_commit(project)
+    if len({recorded.source for recorded in clusters}) > 1:
+        raise Refused("the answers files name different templates", "Give them the same _src_path, and commit that.")
+    notes = []
+    if putting.recover(project):
+        notes.append("an earlier update was cut off while it wrote; the project was put back first")
+    if changed := putting.dirty(project):
+        more = f" and {len(changed) - 1} more" if changed[1:] else ""
+        raise Refused(f"{changed[0]}{more}: not committed", "Commit or stash it first (git stash -u), or ignore it.")
+    for recorded in clusters:
+        if run_git("ls-files", "--error-unmatch", "--", recorded.name, cwd=project).returncode:
+            raise Refused(f"{recorded.name} is not committed", f"git add -f {recorded.name} && git commit.")
+        edits = edited_by_hand(project, recorded.name)
+        if edits is not None:
+            options = " ".join(f"--set {pair}" for pair in edits) or "--set KEY=VALUE"
+            raise Refused(
+                f"{recorded.name} was edited by hand, which reaches no other file",
+                f"Put it back as the template wrote it, commit, then: ddp-scaffold update {options}",
+            )
+    ignored = git("ls-files", "-ci", "--exclude-standard", "-z", cwd=project).split("\0")[:-1]
+    if ignored:
+        notes.append(f"tracked although an ignore list matches: {', '.join(ignored[:5])}; merged like all others")
+    try:
+        given = from_options(preset, None, pairs)
+    except UsageError as error:
+        raise Refused(error.message, error.hint) from error
+    refuse_settled(given)
+    return clusters, given, notes
+
+
+def plan(
+    project: Path,
+    clusters: list[Recorded],
+    given: dict[str, Any],
+    source: Template,
+    scratch: Path,
+    to: str | None,
+    cluster: str | None,
+    add: str | None,
+) -> tuple[list[Step], dict[str, Any]]:
+    """Return the steps to take, none if all is done already, and the beginning of the result."""
+
+    main = clusters[0]
+    target = choose(source, [recorded.commit for recorded in clusters], main.commit if add else to)
+    template = replace(source, ref=target)
+    result: dict[str, Any] = {
+        "version": 1,
+        "project": str(project),
+        "from": main.commit,
+        "to": target,
+        "gained": [],
+        "new_answers": {},
+        "files": [],
+        "conflicts": [],
+        "lost": [],
+        "notes": [],
+        "applied": False,
+        "test": None,
+        "diff": None,
+    }
+    if add is not None:
+        name = name_of_cluster(add)
+        file = file_of(name)
+        if (project / file).exists() or (project / f"launch-{name}").exists():
+            raise Refused(f"the project has launch-{name}/ already", f"--cluster {name} --set KEY=VALUE changes it.")
+        rendered = answers_for_cluster(main, given, template, scratch, file)
+        result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
+        return [Step(file, rendered.answers, target, new=True)], result
+    names = {recorded.cluster: recorded for recorded in clusters}
+    if cluster is not None and cluster not in names:
+        known = ", ".join(filter(None, names)) or "none"
+        raise Refused(f"--cluster {cluster}: the project has no launch-{cluster}/", f"There are: {known}.")
+    steps = []
+    for recorded in clusters:
+        changes = given if recorded.cluster == (cluster or "") else {}
+        if recorded.commit == target and not changes:
+            continue
+        rendered, new = answers_for_update(recorded, changes, template, scratch)
+        steps.append(Step(recorded.name, rendered.answers, target))
+        result["new_answers"] |= {name: rendered.answers[name] for name in new}
+        if changes:
+            result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
+    if any(recorded.commit != target for recorded in clusters):
+        entries = gained(template.read("CHANGELOG.md"), main.commit, target) if template.has("CHANGELOG.md") else []
+        result["gained"] = [{"version": e.version, "date": e.date, "text": e.text} for e in entries]
+    return steps, result

@@ -1,6 +1,7 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
 # make test       a cross-section of the tests; no root, under 12 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine
+# make test-update projects of every release, brought to the working tree; and the built package
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
@@ -14,9 +15,9 @@ TORCH ?= torch==2.13.0
 PARALLEL ?= --numprocesses 2 --dist loadscope
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slurm test-all test-long bench docs clusters examples release clean
+.PHONY: demo test test-slurm test-update test-all test-long bench docs clusters examples release clean
 
-test test-slurm test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-slurm test-update test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -36,6 +37,10 @@ test-all: .venv/done
 
 test-slurm: .venv/done
 	.venv/bin/pytest -m "slurm and not long"
+
+test-update: .venv/done
+	.venv/bin/pytest $(PARALLEL) tests/update -m "not long"
+	.venv/bin/pytest $(PARALLEL) tests/cli/test_cli_install.py -k wheel
 
 test-long: .venv/done
 	.venv/bin/pytest -rP -m long

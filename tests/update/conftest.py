@@ -11,6 +11,30 @@ import pytest
 from update_helpers import NOW, change, commit, git
 
 
+# The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
+QUICK = {
+    "test_an_untouched_project_becomes_the_new_release",
+    "test_edits_survive",
+    "test_both_sides_changed_the_same_lines",
+    "test_an_edit_that_would_be_lost_stops_the_update[to_rename.py]",
+    "test_answers_edited_by_hand",
+    "test_not_committed[changed]",
+    "test_a_note_of_an_update_that_was_cut_off",
+    "test_the_package_has_the_version_of_the_newest_release",
+    "test_each_release_says_what_it_brings_and_what_is_to_do",
+    "test_the_history_is_that_of_the_tags",
+    "test_twice_the_same_bytes",
+    "test_the_releases_survive[shallow]",
+    "test_the_oldest_release",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
+
+
 def release(repository: Path, version: str) -> None:
     """Add a release of what the checkout holds, with its bundle."""
     text = (repository / "CHANGELOG.md").read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from update_helpers import NOW, change, commit, git
 
-
 # The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
 QUICK = {
     "test_an_untouched_project_becomes_the_new_release",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 # A name that holds a rank, and one that is true on rank 0 only.
-RANK = re.compile(r"(?:.*_)?rank|rank(?:_id)?|get_(?:.*_)?rank", re.IGNORECASE)
+RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)", re.IGNORECASE)
 MAIN = re.compile(r"(?:is_)?(?:main|master)(?:_process|_rank|_proc)?|is_rank_?(?:0|zero)|is_(?:chief|primary)")
 ONLY_MAIN = re.compile(r"rank_?(?:zero|0)(?:_only)?|(?:on_)?(?:main|master)(?:_process)?(?:_only)?")
 ALONE = re.compile(r"distribut|initialized|available|world_size|parallel|multi|ddp")  # not ...: one process

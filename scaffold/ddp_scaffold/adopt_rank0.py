@@ -75,15 +75,33 @@ def saves_everywhere(module: Module, sites: Sites) -> Iterator[Finding]:
 
 
 def _on_all_ranks(module: Module, node: ast.AST, sites: Sites, depth: int) -> bool:
-    if module.only_rank0(node) or module.only_others(node) or depth > 3:
-        return False
     function = module.function(node)
+    if module.only_rank0(node) or module.only_others(node) or _perhaps_one(module, node) or depth > 3:
+        return False
     if function is None or function.name in ENTRIES:
         return True
     if isinstance(module.parents[function], ast.ClassDef) and function.name in ("save", "__call__", "forward"):
         return False  # too common a name to know who calls it
     callers = sites.get(function.name, ())
     return bool(callers) and all(_on_all_ranks(where, call, sites, depth + 1) for where, call in callers)
+
+
+def _perhaps_one(module: Module, node: ast.AST) -> bool:
+    """Tell whether an `if` around it may hold on one rank only, by a name that says nothing: `if self.is_writer:`."""
+    for parent, _ in module.above(node):
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        if isinstance(parent, (ast.If, ast.IfExp)):
+            sides = parent.test.values if isinstance(parent.test, ast.BoolOp) else [parent.test]
+            if not all(isinstance(side, ast.Compare) and _of_numbers(side) for side in sides):
+                return True
+    return False
+
+
+def _of_numbers(test: ast.Compare) -> bool:
+    """Tell whether a comparison is like `step % 10 == 0` or `loss < best`, and not like `unit == 0`."""
+    ordered = all(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in test.ops)
+    return ordered or (isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod))
 
 
 def _saves(name: str) -> bool:

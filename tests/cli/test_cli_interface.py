@@ -29,12 +29,26 @@ OPTIONS = {
         "--template",
         "--into-existing",
     },
+    "update": {
+        "[DIR]",
+        "--to",
+        "--preset",
+        "--set",
+        "--cluster",
+        "--add",
+        "--dry-run",
+        "--test",
+        "--yes",
+        "-y",
+        "--json",
+        "--template",
+    },
 }
 
 
 def test_option_set_is_frozen():
     root = typer.main.get_command(app)
-    assert {"new", "presets"} == set(root.commands)
+    assert {"new", "update", "presets"} == set(root.commands)
     found = {name: command for name, command in {"": root, **root.commands}.items() if name in OPTIONS}
     for name, command in found.items():
         options = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -292,7 +293,7 @@ def test_the_projects_own_tests_decide(two, project, test):
     (project / "tests" / "test_mine.py").write_text(test)
     commit(project)
     before = state(project)
-    done = update(two, project, "--test", VENV=os.path.dirname(os.path.dirname(__import__("sys").executable)))
+    done = update(two, project, "--test", VENV=str(Path(sys.executable).parents[1]))
     if "True" in test:
         assert done.returncode == 0, done.stderr
         assert "tests: passed" in done.stdout
@@ -300,4 +301,25 @@ def test_the_projects_own_tests_decide(two, project, test):
     else:
         assert done.returncode == 3
         assert "tests failed after the update" in done.stderr
+        assert state(project) == before
+
+
+@pytest.mark.parametrize("answer", ["n", "y", "\x03"])
+def test_on_a_terminal_it_asks_after_the_report(two, project, answer):
+    import pexpect
+
+    before = state(project)
+    variables = {**os.environ, "PYTHONPATH": str(two / "scaffold"), "TERM": "xterm", "COLUMNS": "100"}
+    command = ["-m", "ddp_scaffold", "update"]
+    child = pexpect.spawn(sys.executable, command, cwd=str(project), env=variables, encoding="utf-8", timeout=60)
+    child.expect("What 98.1.0 brings")
+    child.expect("Update .*demo.*Y/n")
+    child.send(answer if answer == "\x03" else f"{answer}\n")
+    child.expect(pexpect.EOF)
+    child.close()
+    if answer == "y":
+        assert child.exitstatus == 0
+        assert "# The fix of 98.1.0." in guard(project).read_text()
+    else:
+        assert child.exitstatus == (3 if answer == "n" else 130)
         assert state(project) == before

@@ -20,7 +20,7 @@ SETTLED = {
     "package": "Rename src/<package> yourself; updates need the recorded name.",
     "model": "model.py, data.py and configs/ are yours. Make a new project with --model, and move your code.",
     "code": "Make a new project, and move your code.",
-    "collective_timeout_s": "Change clocks.collective_s (and what must stay below it) in configs/train.yaml.",
+    "collective_timeout_s": "Change clocks.collective_s in configs/train.yaml, or set DDP_CLOCKS__COLLECTIVE_S.",
     "tracker": "Change log.tracker in configs/train.yaml, and the dependency in pyproject.toml.",
 }
 # What a project shares with all of its clusters.

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from . import putting, trial
 from ._errors import UsageError
 from ._git import enclosing_work_tree, git, run_git
-from .changelog import gained
+from .changelog import gained, version
 from .moving import answers_for_cluster, answers_for_update, refuse_settled
 from .questions import from_options
 from .recorded import Recorded, Refused, edited_by_hand, file_of, read
@@ -18,6 +20,8 @@ from .releases import choose, name_of_cluster
 from .summary import needs
 from .template import Template
 from .trial import Step
+
+FIRST_WITH_CLUSTERS = Version("0.2.0")
 
 
 def begin(project: Path, preset: str | None, pairs: Sequence[str]) -> tuple[list[Recorded], dict[str, Any], list[str]]:
@@ -87,6 +91,8 @@ def plan(
         "diff": None,
     }
     if add is not None:
+        if (release := version(main.commit)) and release < FIRST_WITH_CLUSTERS:
+            raise Refused(f"a project of {main.commit} has one cluster", "Update it first, commit, then add the other.")
         name = name_of_cluster(add)
         file = file_of(name)
         if (project / file).exists() or (project / f"launch-{name}").exists():

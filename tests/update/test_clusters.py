@@ -117,3 +117,12 @@ def test_clusters_that_are_not_there(two, project):
     done = update(two, project, "--add", "nosuch")
     assert done.returncode == 3
     assert "nosuch" in done.stderr
+
+
+def test_a_second_cluster_of_a_release_that_had_one_only(now, history_of_now, tmp_path):
+    project = make(history_of_now, "0.1.0", tmp_path / "demo", {"model": "custom"})
+    before = state(project)
+    done = update(now, project, "--add", "lumi-g")
+    assert done.returncode == 3
+    assert "Update it first" in done.stderr
+    assert state(project) == before

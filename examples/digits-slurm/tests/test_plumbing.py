@@ -16,8 +16,9 @@ from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.metrics import clip_gradients, global_norm, step_if_finite
 from digits.ddp.preflight import PreflightSettings as Settings
+from digits.ddp.restore import fill
 from digits.ddp.settings import effective, load
-from digits.ddp.setup import Dist
+from digits.ddp.setup import Dist, choose_device
 from digits.ddp.shards import GlobalOrder
 from digits.ddp.stragglers import stragglers
 from digits.ddp.verdict import judge
@@ -129,6 +130,24 @@ def state(rank: int, phase: str, collectives: int, **other: Any) -> dict[str, An
     where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "control": 3}
     where |= {"waits": "run_backward" if phase == "backward" else "", "open": -1, "asked": 4}
     return where | {"step": 5, "age_s": 9.0, "note": "", "phase_s": {}} | other
+
+
+def test_gpus_that_are_named_and_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    with pytest.raises(ConfigError, match="0,0"):
+        choose_device(env.detect({}), "auto")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert choose_device(env.detect({}), "auto").type == "cpu"
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    with pytest.raises(ConfigError, match="does not fit the model"):
+        fill({"model": large}, {"model": small.state_dict()}, tmp_path)
+    fill({"model": small}, {"model": small.state_dict(), "scaler": {}}, tmp_path)
+    assert "scaler, which is switched off" in caplog.text
 
 
 def test_the_waiting_ranks_are_not_blamed() -> None:

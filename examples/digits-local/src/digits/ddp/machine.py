@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +22,11 @@ from .loader import LoaderSettings
 from .network import check_interfaces, check_master, interfaces
 from .peers import copies
 from .settings import RunSettings
-from .setup import Dist, choose_device
+from .setup import VISIBLE, Dist, choose_device
 from .workers import SHM, room
 
 LITTLE_SHM = 64  # MB: what Docker gives unless told otherwise (docker run --shm-size)
-_DRIVERS = ("/dev/nvidia0", "/dev/kfd")
+_DRIVERS = ("nvidia[0-9]*", "kfd")  # in /dev, where there are GPUs
 
 Row = dict[str, Any]  # what the table shows of a rank, as JSON
 
@@ -90,9 +91,12 @@ def _gpus(place: Place, wanted: str) -> tuple[Row, list[Finding]]:
             properties = torch.cuda.get_device_properties(device)
             row |= {"device": properties.name, "gpu_id": str(getattr(properties, "uuid", ""))}
             torch.ones(1, device=device).item()  # a GPU that is lost or taken fails here
-        elif wanted == "auto" and "CUDA_VISIBLE_DEVICES" not in os.environ and any(map(os.path.exists, _DRIVERS)):
+        elif wanted == "auto" and not _hidden() and any(any(Path("/dev").glob(name)) for name in _DRIVERS):
             what = "this host has GPUs, and torch sees none: training would run on the CPU"
-            return row, [Finding(what, "see torch.cuda.is_available() and the driver, or set run.device", warning=True)]
+            remedy = "see torch.cuda.is_available() and the driver, or set run.device"
+            if not torch.version.cuda and not torch.version.hip:
+                remedy = f"torch {torch.__version__} is built for CPUs only: install another build, or set run.device"
+            return row, [Finding(what, remedy, warning=True)]
     except ConfigError as error:
         what, remedy = str(error).split("\n  -> ")
         return row, [Finding(what, remedy, blocks=True)]
@@ -100,6 +104,11 @@ def _gpus(place: Place, wanted: str) -> tuple[Row, list[Finding]]:
         remedy = "look at nvidia-smi or rocm-smi on that host, and at its kernel log (dmesg)"
         return row, [Finding(f"its GPU cannot be used: {str(error).splitlines()[0]}", remedy, blocks=True)]
     return row, []
+
+
+def _hidden() -> bool:
+    """Whether somebody has hidden the GPUs on purpose."""
+    return any(os.environ.get(name, "0") in ("", "-1") for name in VISIBLE)
 
 
 def _memory(place: Place, loader: LoaderSettings) -> tuple[Row, list[Finding]]:

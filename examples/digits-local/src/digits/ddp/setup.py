@@ -82,13 +82,20 @@ def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
     return dist.PrefixStore(f"attempt{place.attempt}", store)
 
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which GPUs a process may use
+
+
 def choose_device(place: Place, wanted: str) -> torch.device:
     """The GPU of this local rank, or the CPU. `wanted` is auto, cpu or cuda (which is also ROCm's name).
 
     Raises:
-        ConfigError: there are no GPUs, or fewer than tasks on this node.
+        ConfigError: there are no GPUs, or fewer than tasks on this node, or the driver shows none of those named.
     """
     visible = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    named = next((f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
+    if wanted == "auto" and visible == 0 and named and (torch.version.cuda or torch.version.hip):
+        # Two equal numbers, or one too high, and CUDA shows no GPU at all: training would go on, on the CPU.
+        raise ConfigError(f"{named} names GPUs, and torch sees none on {place.host}", "correct it, or set run.device")
     if wanted == "cpu" or (wanted == "auto" and visible == 0):
         return torch.device("cpu")
     if visible == 0:

@@ -13,7 +13,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import BaseModel, Field
@@ -22,6 +22,8 @@ from .agree import from_rank0, gather
 from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
 from .heartbeat import phase
+from .restore import Stateful as Stateful
+from .restore import fill
 from .rng import random_state, restore_random_state
 from .setup import Dist
 
@@ -34,13 +36,6 @@ class CheckpointSettings(BaseModel, extra="forbid"):
 
     every_steps: int = Field(500, ge=1, description="optimiser steps between two checkpoints")
     keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
-
-
-class Stateful(Protocol):
-    """What can be checkpointed: modules, optimisers, schedulers, scalers."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 Objects = dict[str, Stateful]  # name in the checkpoint -> what it holds
@@ -77,6 +72,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
 
     Raises:
         RunFailed: rank 0 found a checkpoint that another rank cannot read.
+        ConfigError: it is of another model or optimiser.
     """
     found = on_rank0(joined, "find-checkpoint", lambda progress: _newest_good(run_dir / "checkpoints", progress))
     name = from_rank0(joined, found)
@@ -88,10 +84,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     except OSError as error:
         who = joined.who(joined.rank)
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
-    for key in objects.keys() & payload["objects"].keys():
-        objects[key].load_state_dict(payload["objects"][key])
-    if new := sorted(objects.keys() - payload["objects"].keys()):  # switched on since
-        log.warning("%s holds no %s: that begins anew", path.parent, ", ".join(new))
+    fill(objects, payload["objects"], path.parent)
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)
     log.info("resumed from %s", path.parent)

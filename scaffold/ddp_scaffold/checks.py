@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterator
 
@@ -143,6 +144,8 @@ def _environment(preset: Preset) -> Iterator[tuple[str, str]]:
             where = f"{group}.{number}"
             if line.min_nodes is not None and line.max_nodes is not None and line.min_nodes > line.max_nodes:
                 yield f"{where}.min_nodes", f"{line.min_nodes} is more than max_nodes, {line.max_nodes}"
+            if _least_plugin(line) > _most_plugin(line):
+                yield f"{where}.min_plugin", f"{line.min_plugin} is more than max_plugin, {line.max_plugin}"
             if group == "env" and line.name in INTERFACES:
                 yield f"{where}.name", f"belongs into the field {INTERFACES[line.name]}"
             earlier = (n for n in range(number) if _overlap(lines[n], line))
@@ -155,4 +158,20 @@ def _overlap(one: EnvLine, other: EnvLine) -> bool:
     most = min(line.max_nodes or 1_000_000 for line in (one, other))
     least = max(line.min_nodes or 1 for line in (one, other))
     elsewhere = one.partition and other.partition and one.partition != other.partition
-    return one.name == other.name and least <= most and not elsewhere
+    # Words of models: no name has two of them.
+    another = one.gpu and other.gpu and one.gpu.lower() != other.gpu.lower()
+    versions = max(map(_least_plugin, (one, other))) <= min(map(_most_plugin, (one, other)))
+    return one.name == other.name and least <= most and versions and not elsewhere and not another
+
+
+def _least_plugin(line: EnvLine) -> tuple[float, ...]:
+    return _numbers(line.min_plugin) if line.min_plugin else ()
+
+
+def _most_plugin(line: EnvLine) -> tuple[float, ...]:
+    """Return what no version is above: 1.5 takes 1.5.3 in."""
+    return (*(_numbers(line.max_plugin) if line.max_plugin else ()), math.inf)
+
+
+def _numbers(version: str) -> tuple[float, ...]:
+    return tuple(int(number) for number in version.split("."))

@@ -102,10 +102,14 @@ def nodes(least: int | None, most: int | None) -> str:
 def env_line(line: EnvLine) -> tuple[str, str]:
     """Return a line of an env file, and what reads it, when it counts and why."""
     counts = nodes(line.min_nodes, line.max_nodes)
+    ends = (f"from {line.min_plugin}" if line.min_plugin else "", f"to {line.max_plugin}" if line.max_plugin else "")
+    versions = " ".join(filter(None, ends))
     parts = [
         f"read by {line.read_by}{f' since {line.since}' if line.since else ''}",
         f"on {counts} node{'' if counts == '1' else 's'}" if counts else "",
         f"in partition {line.partition}" if line.partition else "",
+        f"with {line.gpu}" if line.gpu else "",
+        f"with aws-ofi-nccl {versions}" if versions else "",
     ]
     instead = f"; instead {line.instead}" if line.instead else ""
     return f"{line.name}={line.value}", f"{', '.join(part for part in parts if part)}: {line.why}{instead}"

@@ -29,6 +29,9 @@ _NAME = r"\$[A-Z_][A-Z0-9_]*"
 Directory = Annotated[str, StringConstraints(pattern=rf"^(/|{_NAME})([A-Za-z0-9_./-]|{_NAME})*$", max_length=200)]
 Word = Annotated[str, StringConstraints(pattern=rf"^([A-Za-z0-9_.,:=/%+@-]|\{{image\}}|{_NAME})+$", max_length=300)]
 Walltime = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,3}-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]$")]
+# What tells models of GPUs apart, as a word of their names: A100, GB200, MI250X.
+Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]{1,10}[0-9]{1,6}[A-Za-z]{0,4}$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){0,3}$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Confidence = Literal["documented", "seen", "inferred", "probed"]
@@ -109,7 +112,11 @@ class EnvLine(Strict):
     min_nodes: Count | None = None
     max_nodes: Count | None = None
     partition: Name | None = None
-    instead: Text | None = None  # another value, and when: "OFI with aws-ofi-nccl 1.17 or later"
+    gpu: Model | None = None  # of the first node
+    # Of the network plugin aws-ofi-nccl, as many numbers as are given: 1.5.3 is not above 1.5.
+    min_plugin: Version | None = None
+    max_plugin: Version | None = None
+    instead: Text | None = None  # another value, and when, where no condition can tell: "16384 at CSCS"
 
 
 class Preemption(Strict):

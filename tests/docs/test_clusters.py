@@ -64,6 +64,7 @@ FULL = {
     "env": [
         {"name": "VAR", "value": "$X|y", "read_by": "Reader", "since": "2.1", "why": NASTY, "source": "s"}
         | {"confidence": "seen", "min_nodes": 2, "partition": "gpu-part", "instead": "another value"}
+        | {"gpu": "XY12", "min_plugin": "3.4", "max_plugin": "5.6"}
     ],
     "recovery": [{"name": "REC", "value": "1", "read_by": "R2", "why": "w", "source": "s", "confidence": "seen"}],
     "modules": fact(["mod/1.2"]),

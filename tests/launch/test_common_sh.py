@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -163,12 +164,193 @@ def test_what_is_no_name_is_refused_and_never_run(rendered: Path, bash: Bash, tm
     assert line.split("=")[0] in done.stderr
 
 
-def test_a_condition_with_a_mistake_is_refused(bash: Bash, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "partiton gpu",
+        "",
+        "nodes >= 2x",
+        "nodes >= 0",
+        "nodes = 2",
+        "nodes \\= 2",
+        "nodes >= $(touch pwned)",
+        "nodes >= a[$(touch pwned)]",
+        "gpu",
+        "gpu A100 80GB",
+        "gpu 'A100'",
+        'gpu "A100"',
+        "gpu A*",
+        "gpu $(touch pwned)",
+        "gpu $(touch${IFS}pwned)",
+        "gpu `touch pwned`",
+        "gpu >= A100",
+        "plugin",
+        "plugin 1.5",
+        "plugin = 1.5",
+        "plugin > 1.5",
+        "plugin >= 1.",
+        "plugin >= .5",
+        "plugin >= 1.17.x",
+        "plugin >= -1",
+        "plugin >= '1.5'",
+        "plugin >= $(touch pwned)",
+        "plugin >= a[$(touch pwned)]",
+        "nodes >= 2, plugin x",  # where the first does not hold either
+    ],
+)
+def test_a_condition_with_a_mistake_is_refused(rendered: Path, bash: Bash, tmp_path: Path, condition: str) -> None:
+    fake(tmp_path, "nvidia-smi", "echo NVIDIA A100-SXM4-80GB")
     file = tmp_path / "x.env"
-    file.write_text("[partiton gpu]\nONE=1\n")
-    done = bash(f"load_env '{file}' 1 ''; echo went on")
-    assert done.returncode == 78
-    assert "partiton gpu" in done.stderr
+    file.write_text(f"[{condition}]\nONE=1\n")
+    done = bash(f"load_env '{file}' 1 ''; echo went on", LD_LIBRARY_PATH=plugin(tmp_path / "lib", "1.5.0"))
+    ran = rendered / "pwned"
+    existed = ran.exists()
+    ran.unlink(missing_ok=True)
+    assert not existed
+    assert (done.returncode, done.stdout) == (78, ""), done.stderr
+    assert f"launch/env: [{condition}] is no condition" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------- GPUs and network plugins
+NVIDIA = "[ \"$*\" = '--query-gpu=name --format=csv,noheader' ] && printf '%s\\n' 'NVIDIA {0}' 'NVIDIA T4'"
+ROCM = "[ \"$*\" = --showproductname ] && printf 'GPU[%s]\\t\\t: Card {1}: \\t\\t%s\\n' 0 '{0}' 1 T4"
+AMD = "[ \"$*\" = 'static --asic' ] && printf 'GPU: %s\\n  ASIC:\\n    MARKET_NAME: %s\\n' 0 '{0}' 1 T4"
+INITIALIZING = "NET/OFI Initializing aws-ofi-nccl "
+TOOLS = {"nvidia-smi": NVIDIA, "rocm-smi": ROCM, "amd-smi": AMD}
+
+
+def plugin(directory: Path, version: str, name: str = "libnccl-net.so", text: str = INITIALIZING) -> str:
+    """A library that holds what aws-ofi-nccl prints at its start, among what is no text."""
+    directory.mkdir(exist_ok=True)
+    words = (b"\x7fELF\0\xff", b"aws-ofi-nccl initialization failed", *[f"{text}{version}".encode(), b"\xfe\n"] * 2)
+    (directory / name).write_bytes(b"\0".join(words))
+    return str(directory)
+
+
+Asked = Callable[..., tuple[set[str], str]]
+
+
+@pytest.fixture
+def asked(bash: Bash, tmp_path: Path) -> Asked:
+    """`asked("gpu A100", ...)`: which of these conditions hold, and what was said. No tool finds anything by itself."""
+    for name in (*TOOLS, "ldconfig"):
+        if not (tmp_path / "bin" / name).exists():
+            fake(tmp_path, name, "exit 9")
+
+    def run(*conditions: str, container: str = "", nodes: int = 1, **env: str) -> tuple[set[str], str]:
+        text = "".join(f"[{condition}]\nC{number}=1\n" for number, condition in enumerate(conditions))
+        (tmp_path / "x.env").write_text(f"{text}[nodes >= 1]\nLAST=1\n")
+        script = f"load_env '{tmp_path}/x.env' {nodes} '' {container}; env"
+        done = bash(script, **{"LD_LIBRARY_PATH": "", **env})
+        assert done.returncode == 0, done.stderr
+        assert "\nLAST=1\n" in done.stdout, "a tool has read the rest of the file"
+        lines = done.stdout.splitlines()
+        return {each for number, each in enumerate(conditions) if f"C{number}=1" in lines}, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "series", "expected"),
+    [
+        ("nvidia-smi", "H100 80GB HBM3", "", {"gpu H100", "gpu h100", "gpu 80GB"}),
+        ("nvidia-smi", "A100-SXM4-80GB", "", {"gpu A100", "gpu 80GB", "gpu SXM4, nodes <= 1"}),
+        ("nvidia-smi", "GB200", "", {"gpu GB200"}),
+        ("rocm-smi", "AMD INSTINCT MI250X", "series", {"gpu MI250X"}),
+        ("rocm-smi", "AMD Instinct MI250X", "Series", {"gpu MI250X"}),
+        ("amd-smi", "MI250X-O", "", {"gpu MI250X"}),
+    ],
+)
+def test_a_word_of_the_first_gpu(
+    asked: Asked, tmp_path: Path, tool: str, name: str, series: str, expected: set[str]
+) -> None:
+    fake(tmp_path, tool, f"{TOOLS[tool].format(name, series)}; cat >/dev/null; echo >>'{tmp_path}/asked'")
+    words = ("H100", "h100", "H10", "A100", "80GB", "B200", "GB200", "MI250X", "MI250", "T4", "x")
+    told = asked(*(f"gpu {word}" for word in words), "gpu SXM4, nodes <= 1", "nodes >= 2, gpu GB200")
+    assert told == (expected, "")
+    assert (tmp_path / "asked").read_text() == "\n", "more than once"
+
+
+@pytest.mark.parametrize("output", ["", "NVIDIA-SMI has failed because it could not talk to the A100's driver"])
+def test_no_gpu_is_said_once(asked: Asked, tmp_path: Path, output: str) -> None:
+    fake(tmp_path, "nvidia-smi", f'echo "{output}"; exit 9')
+    held, said = asked("gpu A100", "gpu H100", "nodes >= 1")
+    assert held == {"nodes >= 1"}
+    assert said.count("\n") == 1
+    assert "is known to nvidia-smi, rocm-smi or amd-smi: lines below [gpu ...] in launch/env do not count" in said
+
+
+def test_no_tool_at_all(asked: Asked, bash: Bash, tmp_path: Path) -> None:
+    (tmp_path / "x.env").write_text("[gpu A100]\nONE=1\n[plugin >= 1]\nTWO=1\n")
+    found = {name: shutil.which(name) for name in ("bash", "sed", "grep")}
+    programs = tmp_path / "few"
+    programs.mkdir()
+    for name, path in found.items():
+        assert path is not None
+        (programs / name).symlink_to(path)
+    done = bash(f"PATH={programs}; load_env '{tmp_path}/x.env' 1 ''; echo \"${{ONE-}}${{TWO-}}|\"", LD_LIBRARY_PATH="")
+    assert (done.returncode, done.stdout) == (0, "|\n"), done.stderr
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+
+
+def test_nothing_is_looked_up_in_vain(asked: Asked, tmp_path: Path) -> None:
+    for name in (*TOOLS, "ldconfig"):
+        fake(tmp_path, name, f"echo {name} >>'{tmp_path}/asked'")
+    assert asked("nodes >= 2, gpu A100, plugin >= 1", "partition x, plugin <= 1", "nodes >= 1") == ({"nodes >= 1"}, "")
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.4.0aws", {"<= 1.5", "<= 1.9", "<= 1.16.3", "<= 01.9"}),
+        ("1.5.0aws", {"<= 1.5", "<= 1.9", ">= 1.5", ">= 1.5.0", "<= 1.16.3", "<= 01.9"}),
+        ("1.5.3", {"<= 1.5", "<= 1.9", ">= 1.5", ">= 1.5.0", "<= 1.16.3", "<= 01.9"}),
+        ("1.9.2-aws", {"<= 1.9", ">= 1.5", ">= 1.5.0", ">= 1.9", "<= 1.16.3", "<= 01.9"}),
+        ("1.16.3", {">= 1.5", ">= 1.5.0", ">= 1.9", ">= 1.16.3", "<= 1.16.3"}),
+        ("1.17.0", {">= 1.5", ">= 1.5.0", ">= 1.9", ">= 1.16.3", ">= 1.17"}),
+        ("2", {">= 1.5", ">= 1.5.0", ">= 1.9", ">= 1.16.3", ">= 1.17", ">= 2.0"}),
+    ],
+)
+@pytest.mark.parametrize("text", ["Using aws-ofi-nccl ", INITIALIZING])
+def test_versions_of_the_plugin(asked: Asked, tmp_path: Path, version: str, expected: set[str], text: str) -> None:
+    numbers = ("1.5", "1.5.0", "1.9", "1.16.3", "1.17", "2.0")
+    wanted = [f">= {each}" for each in numbers] + ["<= 1.5", "<= 1.9", "<= 1.16.3", "<= 01.9"]
+    path = plugin(tmp_path / "lib", version, text=text)
+    held, said = asked(*(f"plugin {each}" for each in wanted), LD_LIBRARY_PATH=f"/nowhere::{path}")
+    assert (held, said) == ({f"plugin {each}" for each in expected}, "")
+
+
+@pytest.mark.parametrize("name", ["libnccl-net.so.0", "libnccl-net-ofi.so", "librccl-net.so", "libnccl-net-aws-ofi.so"])
+def test_where_the_plugin_is(asked: Asked, tmp_path: Path, name: str) -> None:
+    """In LD_LIBRARY_PATH first, behind plugins of others; else where ldconfig says."""
+    other = plugin(tmp_path / "an other", "9.9", "libnccl-net.so", "SHARP plugin ")
+    (tmp_path / "an other" / "libnccl-net-x.so").mkdir()
+    both = f"{other}:{plugin(tmp_path / 'one', '1.5', name)}"
+    old = plugin(tmp_path / "cached one", "1.2", name)
+    listed = f"\\t{name} (libc6,x86-64) => {old}/{name}\\n"
+    fake(tmp_path, "ldconfig", f"[ \"$*\" = -p ] && printf '1 libs found\\n\\tlibm.so (x) => /lib/libm.so\\n{listed}'")
+    assert asked("plugin <= 1.2", "plugin >= 1.5", LD_LIBRARY_PATH=both) == ({"plugin >= 1.5"}, "")
+    assert asked("plugin <= 1.2", "plugin >= 1.5", LD_LIBRARY_PATH=other) == ({"plugin <= 1.2"}, "")
+
+
+@pytest.mark.parametrize("version", ["", "git-0a1b2c3", "$(touch pwned)", "x1.5"])
+def test_an_unknown_version_is_said_once(asked: Asked, tmp_path: Path, version: str) -> None:
+    path = plugin(tmp_path / "lib", version) if version else ""
+    held, said = asked("plugin >= 0", "plugin <= 99", "nodes >= 1", LD_LIBRARY_PATH=path)
+    assert held == {"nodes >= 1"}
+    assert said.count("\n") == 1
+    assert "no network plugin aws-ofi-nccl with a known version was found" in said
+    assert asked("nodes >= 1", LD_LIBRARY_PATH=path) == ({"nodes >= 1"}, "")  # nothing asks for it
+
+
+def test_the_plugin_of_a_container_is_not_the_host_s(asked: Asked, tmp_path: Path) -> None:
+    path = plugin(tmp_path / "lib", "1.5.0")
+    fake(tmp_path, "nvidia-smi", NVIDIA.format("A100"))
+    held, said = asked("plugin <= 1.5", "plugin >= 0", "gpu A100", container="container", LD_LIBRARY_PATH=path)
+    assert held == {"gpu A100"}
+    assert said.count("\n") == 1
+    assert "in the container's image: lines below [plugin ...] in launch/env do not count; set by hand" in said
 
 
 # ------------------------------------------------------------------------------------------------------ master_address

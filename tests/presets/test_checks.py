@@ -78,6 +78,35 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         "env.1.name: NCCL_NET is set by env.0 already",
     ),
     "nodes of a line": ({"env": [ENV | {"min_nodes": 3, "max_nodes": 2}]}, "env.0.min_nodes: 3 is more than"),
+    "plugin of a line": (
+        {"env": [ENV | {"min_plugin": "1.16.3", "max_plugin": "1.9"}]},
+        "env.0.min_plugin: 1.16.3 is more than max_plugin, 1.9",
+    ),
+    "plugin of a work-around": (
+        {"recovery": [ENV | {"min_plugin": "1.6", "max_plugin": "1.5"}]},
+        "recovery.0.min_plugin: 1.6 is more than max_plugin, 1.5",
+    ),
+    "line twice for a GPU": ({"env": [ENV | {"gpu": "H100"}, ENV | {"gpu": "h100"}]}, "env.1.name: NCCL_NET is set by"),
+    "line twice, once for all GPUs": ({"env": [ENV, ENV | {"gpu": "H100"}]}, "env.1.name: NCCL_NET is set by env.0"),
+    "line twice for 1.5.3": (
+        {"env": [ENV | {"max_plugin": "1.5"}, ENV | {"min_plugin": "1.5.3"}]},
+        "env.1.name: NCCL_NET is set by env.0 already",
+    ),
+    "line twice for 1.10": (
+        {"env": [ENV | {"max_plugin": "1.10"}, ENV | {"min_plugin": "1.9"}]},
+        "env.1.name: NCCL_NET is set by env.0 already",
+    ),
+    "line twice, once for all plugins": (
+        {"env": [ENV | {"gpu": "H100"}, ENV | {"min_plugin": "1.9"}]},
+        "env.1.name: NCCL_NET is set by env.0 already",
+    ),
+    "GPU, no model": ({"env": [ENV | {"gpu": "NVIDIA"}]}, "env.0.gpu: "),
+    "GPU, a name": ({"env": [ENV | {"gpu": "A100 80GB"}]}, "env.0.gpu: "),
+    "GPU, hostile": ({"env": [ENV | {"gpu": "A100]\n[gpu x"}]}, "env.0.gpu: "),
+    "GPU, a command": ({"env": [ENV | {"gpu": "$(x)"}]}, "env.0.gpu: "),
+    "plugin, a number": ({"env": [ENV | {"min_plugin": 1.5}]}, "env.0.min_plugin: "),
+    "plugin, no number": ({"env": [ENV | {"max_plugin": "1.5.x"}]}, "env.0.max_plugin: "),
+    "plugin, hostile": ({"env": [ENV | {"max_plugin": "1.5]\n"}]}, "env.0.max_plugin: "),
     "interface as a line": (
         {"env": [ENV | {"name": "NCCL_SOCKET_IFNAME"}]},
         "env.0.name: belongs into the field nccl_socket_ifname",
@@ -110,6 +139,16 @@ FINE: dict[str, dict[str, Any]] = {
     "suffix": {"master_addr": fact("first-host-suffix"), "master_suffix": fact(".cluster")},
     "lines for other nodes": {"env": [ENV | {"max_nodes": 1}, ENV | {"min_nodes": 2}]},
     "lines for other partitions": {"env": [ENV | {"partition": "a"}, ENV | {"partition": "b"}]},
+    "lines for other GPUs": {"env": [ENV | {"gpu": "B200"}, ENV | {"gpu": "GB200"}]},
+    "lines for other plugins": {"env": [ENV | {"max_plugin": "1.9"}, ENV | {"min_plugin": "1.10"}]},
+    "a line for one release": {"env": [ENV | {"min_plugin": "1.5.3", "max_plugin": "1.5"}]},
+    "other GPUs of other plugins": {
+        "env": [
+            ENV | {"gpu": "A100", "max_plugin": "1.5"},
+            ENV | {"gpu": "H100"},
+            ENV | {"gpu": "A100", "min_plugin": "1.6"},
+        ]
+    },
     "alternatives for a hang": {"recovery": [ENV, ENV | {"value": "Socket"}]},
     "container": {"container": fact({"command": ["apptainer", "exec", "{image}"]})},
     "tomorrow, where it is tomorrow": {"verified_on": datetime.date.today() + datetime.timedelta(days=1)},

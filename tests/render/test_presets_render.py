@@ -108,6 +108,9 @@ def conditions(entry: EnvLine) -> str:
     parts = [f"nodes >= {entry.min_nodes}"] if entry.min_nodes else []
     parts += [f"nodes <= {entry.max_nodes}"] if entry.max_nodes else []
     parts += [f"partition {entry.partition}"] if entry.partition else []
+    parts += [f"gpu {entry.gpu}"] if entry.gpu else []
+    parts += [f"plugin >= {entry.min_plugin}"] if entry.min_plugin else []
+    parts += [f"plugin <= {entry.max_plugin}"] if entry.max_plugin else []
     return ", ".join(parts)
 
 
@@ -276,6 +279,24 @@ def own(**facts: Any) -> dict[str, Any]:
     about = {"name": "own-site", "title": "A site", "verified_on": "2026-11-28", "status": "documented"}
     values = {name: {"value": value, "source": "x", "confidence": "probed"} for name, value in facts.items()}
     return {"preset": "own", "preset_file": {"extends": "generic-slurm", **about, **values}}
+
+
+def test_all_conditions_of_a_line(render: Callable[..., Path]) -> None:
+    line = {"value": "1", "read_by": "NCCL", "why": "w", "source": "s", "confidence": "seen"}
+    limits = {
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "partition": "a",
+        "gpu": "A100",
+        "min_plugin": "1.5",
+        "max_plugin": "1.16.3",
+    }
+    facts = {"env": [line | {"name": "NCCL_X"} | limits, line | {"name": "NCCL_Y", "max_plugin": "1.5"}]}
+    answers = own()
+    answers["preset_file"] |= facts
+    found = {entry[1]: entry[0] for entry in settings(render(answers) / "launch/env/nccl.env")}
+    assert found["NCCL_X"] == "nodes >= 2, nodes <= 4, partition a, gpu A100, plugin >= 1.5, plugin <= 1.16.3"
+    assert found["NCCL_Y"] == "plugin <= 1.5"
 
 
 def test_an_image_that_is_looked_for_elsewhere_is_refused(render: Callable[..., Path]) -> None:

@@ -12,9 +12,9 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
   exit 78
 }
 
-# load_env FILE NODES PARTITION: exports the KEY=VALUE lines of a file. A variable that is set already keeps its value.
-# $NAME in a value stands for that variable. Lines below [nodes >= 2], [nodes <= 1] or [partition NAME] count only
-# there, up to the next line in brackets.
+# load_env FILE NODES PARTITION [container]: exports the KEY=VALUE lines of a file. A variable that is set already keeps
+# its value. $NAME in a value stands for that variable. Lines below conditions in brackets count only where all of them
+# hold, up to the next line in brackets: [nodes >= 2], [partition NAME], [gpu H100], [plugin <= 1.5, nodes >= 2].
 load_env() {
   local line key value rest name here=1
   while read -r line || [ -n "$line" ]; do
@@ -24,7 +24,7 @@ load_env() {
     '' | '#'*) continue ;;
     '['*)
       here=
-      if applies "$line" "$2" "$3"; then here=1; fi
+      if applies "$line" "${2:-}" "${3:-}" "${4:-}"; then here=1; fi
       continue
       ;;
     esac
@@ -44,18 +44,97 @@ load_env() {
   done <"$1"
 }
 
-applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION
-  local conditions condition kind sign number
+applies() { # applies '[nodes >= 2, partition gpu]' NODES PARTITION [container]
+  local conditions condition kind sign value holds=1
+  local number='^[1-9][0-9]{0,8}$' version='^[0-9]{1,9}([.][0-9]{1,9})*$' word='^[A-Za-z0-9]+$'
   IFS=',' read -ra conditions <<<"${1//[\[\]]/}"
-  for condition in "${conditions[@]}"; do
-    read -r kind sign number <<<"$condition"
-    case "$kind $sign $number" in
-    'nodes >= '[1-9]*) [ "$2" -ge "$number" ] || return 1 ;;
-    'nodes <= '[1-9]*) [ "$2" -le "$number" ] || return 1 ;;
-    'partition '?*' ') [ "$3" = "$sign" ] || return 1 ;;
-    *) refuse "$launch_folder/env: $1 is no condition" "write [nodes >= 2], [nodes <= 1] or [partition NAME]" ;;
-    esac
+  for condition in "${conditions[@]:-}"; do # a mistake is refused in any case, and nothing is looked up in vain
+    read -r kind sign value <<<"$condition"
+    if [[ $kind == nodes && $sign == [\<\>]= && $value =~ $number ]]; then
+      compares "$2" "$sign" "$value" || holds=''
+    elif [[ $kind == partition && -n $sign && -z $value ]]; then
+      [ "$3" = "$sign" ] || holds=''
+    elif [[ $kind == gpu && $sign =~ $word && -z $value ]]; then
+      [ -z "$holds" ] || gpu_is "$sign" || holds=''
+    elif [[ $kind == plugin && $sign == [\<\>]= && $value =~ $version ]]; then
+      [ -z "$holds" ] || plugin_is "$sign" "$value" "$4" || holds=''
+    else
+      refuse "$launch_folder/env: $1 is no condition" \
+        "write [nodes >= 2], [nodes <= 1], [partition NAME], [gpu H100], [plugin >= 1.17] or [plugin <= 1.5]"
+    fi
   done
+  [ -n "$holds" ]
+}
+
+# compares 1.16.3 '>=' 1.9: as numbers, and only as many of them as the last one has: 1.5.3 is <= 1.5, and >= 1.5.
+compares() {
+  local have want i
+  IFS=. read -ra have <<<"$1"
+  IFS=. read -ra want <<<"$3"
+  for i in "${!want[@]}"; do
+    if [ "${have[i]:-0}" -ne "${want[i]}" ]; then
+      if [ "${have[i]:-0}" -gt "${want[i]}" ]; then [ "$2" = '>=' ]; else [ "$2" = '<=' ]; fi
+      return
+    fi
+  done
+}
+
+gpu_name='' plugin_version='' # looked up when the first condition asks; - stands for unknown
+
+# gpu_is H100: whether the name of the first GPU of this node has this word, in any case. NVIDIA GB200 has no B200.
+gpu_is() {
+  if [ -z "$gpu_name" ]; then
+    gpu_name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null </dev/null) || gpu_name=''
+    if [ -z "$gpu_name" ]; then
+      # "Card series" until ROCm 6.0, then "Card Series" (ROCm/rocm_smi_lib python_smi_tools/rocm_smi.py);
+      # MARKET_NAME (ROCm/amdsmi amdsmi_cli/README.md).
+      gpu_name=$({ rocm-smi --showproductname || amd-smi static --asic; } 2>/dev/null </dev/null \
+        | sed -nE 's/.*(Card [Ss]eries|MARKET_NAME):[[:space:]]*//p')
+    fi
+    gpu_name=${gpu_name%%$'\n'*}
+    [ -n "$gpu_name" ] || say "no GPU of $this_host is known to nvidia-smi, rocm-smi or amd-smi:" \
+      "lines below [gpu ...] in $launch_folder/env do not count"
+    gpu_name=${gpu_name:--}
+  fi
+  local words=" ${gpu_name//[!A-Za-z0-9]/ } "
+  [[ ${words,,} == *" ${1,,} "* ]]
+}
+
+# plugin_is '>=' 1.17 [container]: whether the network plugin aws-ofi-nccl has such a version.
+plugin_is() {
+  if [ -z "$plugin_version" ]; then
+    plugin_version=-
+    if [ -n "${3:-}" ]; then
+      say "the network plugin is in the container's image: lines below [plugin ...] in $launch_folder/env do not" \
+        "count; set by hand those that its version needs"
+    else
+      find_plugin
+    fi
+  fi
+  [ "$plugin_version" != - ] && compares "$plugin_version" "$1" "$2"
+}
+
+# find_plugin: the version in the text that the plugin prints at its start: "Initializing aws-ofi-nccl 1.16.3", "Using
+# aws-ofi-nccl 1.5.0aws" (aws/aws-ofi-nccl src/nccl_ofi_net.cpp, PACKAGE_STRING; its names: src/Makefile.am).
+find_plugin() {
+  local directories directory files=() file found
+  # As the dynamic linker looks; at last where EFA's installer and AWS's samples put it.
+  IFS=: read -ra directories <<<"${LD_LIBRARY_PATH:-}"
+  for directory in "${directories[@]:-}"; do
+    [ -z "$directory" ] || files+=("$directory"/lib[nr]ccl-net*.so*)
+  done
+  while read -r file; do files+=("$file"); done \
+    < <(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null </dev/null | sed -n 's/.*lib[nr]ccl-net.* => //p')
+  for directory in /opt/amazon/ofi-nccl/lib{,64,/*} /opt/aws-ofi-nccl{,/install}/lib{,64}; do
+    files+=("$directory"/lib[nr]ccl-net*.so*)
+  done
+  for file in "${files[@]}"; do # also those of others, which have no such text
+    found=$(LC_ALL=C grep -aoE 'aws-ofi-nccl [0-9]{1,9}(\.[0-9]{1,9})*' "$file" 2>/dev/null) || continue
+    read -r _ plugin_version <<<"$found"
+    return
+  done
+  say "no network plugin aws-ofi-nccl with a known version was found (LD_LIBRARY_PATH, ldconfig -p, /opt):" \
+    "lines below [plugin ...] in $launch_folder/env do not count"
 }
 
 # prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's
@@ -77,8 +156,8 @@ prepare_environment() {
   command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
   export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
-  load_env "$launch_folder/env/recovery.env" "${1:-1}" "${2:-}" # first: what is set there wins over nccl.env
-  load_env "$launch_folder/env/nccl.env" "${1:-1}" "${2:-}"
+  load_env "$launch_folder/env/recovery.env" "${1:-1}" "${2:-}" "${3:-}" # first: what is set there wins over nccl.env
+  load_env "$launch_folder/env/nccl.env" "${1:-1}" "${2:-}" "${3:-}"
   local active
   active=$(grep -v '^[[:space:]]*\(#\|$\)' "$launch_folder/env/recovery.env" | tr '\n' ' ') || true
   [ -z "$active" ] || say "$launch_folder/env/recovery.env is in use: ${active}(its comments say what that costs)"

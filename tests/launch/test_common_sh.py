@@ -353,6 +353,20 @@ def test_the_plugin_of_a_container_is_not_the_host_s(asked: Asked, tmp_path: Pat
     assert "in the container's image: lines below [plugin ...] in launch/env do not count; set by hand" in said
 
 
+@pytest.mark.parametrize("container", ["", "container"])
+def test_a_start_knows_whether_there_is_a_container(
+    render: Callable[..., Path], bash: Bash, tmp_path: Path, container: str
+) -> None:
+    project = render({"preset": "aws-hyperpod"})
+    fake(tmp_path, "nvidia-smi", NVIDIA.format("A100-SXM4-40GB"))
+    path = plugin(tmp_path / "lib", "1.6.0")
+    done = bash(f"cd '{project}'; prepare_environment 2 x {container}; env", LD_LIBRARY_PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert ("\nFI_EFA_USE_DEVICE_RDMA=1\n" in done.stdout) == (not container)
+    assert "FI_PROVIDER=" not in done.stdout
+    assert ("in the container's image" in done.stderr) == bool(container)
+
+
 # ------------------------------------------------------------------------------------------------------ master_address
 KNOWN = 'shift; case $1 in {hosts}) echo "10.0.0.1 $1" ;; *) exit 2 ;; esac'
 

@@ -39,7 +39,7 @@ test-slurm: .venv/done
 	.venv/bin/pytest -m "slurm and not long"
 
 test-update: .venv/done
-	.venv/bin/pytest $(PARALLEL) tests/update -m "not long"
+	.venv/bin/pytest $(PARALLEL) tests/update tests/adopt -m "not long"
 	.venv/bin/pytest $(PARALLEL) tests/cli/test_cli_install.py -k wheel
 
 test-long: .venv/done

@@ -11,6 +11,7 @@ import datetime
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,19 +26,30 @@ VERSION_FILE = ROOT / "scaffold" / "ddp_scaffold" / "__init__.py"
 ALLOWED = Path(__file__).with_name("removed.yml")  # removals and renames that are meant, by release
 # One of each kind: what a project consists of depends on its scheduler and its model.
 PROJECTS = [{"preset": preset} for preset in ("local", "generic-slurm", "generic-pbs", "tacc-vista")]
+PROJECTS += [{"code": "existing"}]
 PROJECTS += [{"model": model} for model in ("custom", "retrieval", "adversarial-diffusion", "causal-lm")]
 UNSAFE = ("_tasks", "_migrations", "_jinja_extensions")  # would need --trust, of every user at every update
 
 
 def release(version: str, today: str) -> None:
     """Release what the checkout holds. Raises SystemExit with every reason against it."""
-    reasons = [
-        *_tree_problems(version),
-        *_changelog_problems(CHANGELOG.read_text(encoding="utf-8")),
-        *template_problems(version),
-    ]
+    reasons = [*_tree_problems(version), *_changelog_problems(CHANGELOG.read_text(encoding="utf-8"))]
+    reasons = reasons or template_problems(version)  # takes half a minute
     if reasons:
         sys.exit("refused:\n" + "\n".join(f"  - {reason}" for reason in reasons))
+    before = git("rev-parse", "HEAD", cwd=ROOT)
+    try:
+        bundle = _write(version, today)
+    except (RuntimeError, OSError) as error:
+        git("reset", "--quiet", "--hard", before, cwd=ROOT)  # the tree was clean
+        history.bundle_of(version).unlink(missing_ok=True)
+        sys.exit(f"failed, and taken back: {error}")
+    print(f"released {version}: {bundle.relative_to(ROOT)}, {bundle.stat().st_size / 1024:.0f} kB, tag v{version}")
+    print(f"next: git push origin main v{version}; python -m build; upload dist/")
+
+
+def _write(version: str, today: str) -> Path:
+    """Write version, changelog and bundle, commit and tag them; return the bundle. Raises RuntimeError."""
     text = CHANGELOG.read_text(encoding="utf-8")
     CHANGELOG.write_text(text.replace("## Unreleased\n", f"## {version} ({today})\n", 1), encoding="utf-8")
     source = VERSION_FILE.read_text(encoding="utf-8")
@@ -47,8 +59,7 @@ def release(version: str, today: str) -> None:
     git("add", "--", str(bundle), cwd=ROOT)
     git("commit", "--quiet", "-m", f"Release {version}", cwd=ROOT)
     git("tag", "-a", f"v{version}", "-m", f"ddp-scaffold {version}", cwd=ROOT)
-    print(f"released {version}: {bundle.relative_to(ROOT)}, {bundle.stat().st_size / 1024:.0f} kB, tag v{version}")
-    print(f"next: git push origin main v{version}; python -m build; upload dist/")
+    return bundle
 
 
 def _tree_problems(version: str) -> list[str]:
@@ -118,6 +129,7 @@ def _files(repository: Path, ref: str, answers: dict[str, str]) -> set[str]:
 
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-project-") as name:
         data = {"project_name": "demo", **answers}
+        warnings.simplefilter("ignore")  # copier's, of a checkout
         copier.run_copy(str(repository), name, data=data, vcs_ref=ref, defaults=True, quiet=True, unsafe=False)
         return {path.relative_to(name).as_posix() for path in Path(name).rglob("*") if path.is_file()}
 

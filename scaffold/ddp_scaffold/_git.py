@@ -15,16 +15,23 @@ from ._errors import ScaffoldError
 MINIMUM = (2, 31)  # GIT_CONFIG_COUNT, by which the template's URL is redirected, is in git since 2.31
 
 # Set inside git hooks, among others; git would work on that repository instead of ours.
-LOCAL_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+LOCAL_VARIABLES = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"),
+    *("GIT_NAMESPACE", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_DEFAULT_HASH"),
+)
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return the environment without what would lead git to another repository than that of its directory."""
+    return {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES} | more
 
 
 def run_git(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run git in `cwd` and return what came of it, whatever its exit code. Raises ScaffoldError if it cannot run."""
-    environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
     command = ["git", *args]
     try:
         return subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, errors="replace", check=False
+            command, cwd=cwd, env=clean_environment(), capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise ScaffoldError(

@@ -19,6 +19,7 @@ SETTLED = {
     "project_name": "Rename it in pyproject.toml and README.md.",
     "package": "Rename src/<package> yourself; updates need the recorded name.",
     "model": "model.py, data.py and configs/ are yours. Make a new project with --model, and move your code.",
+    "source_folder": "Move the package yourself; updates need the recorded folder.",
     "code": "Make a new project, and move your code.",
     "collective_timeout_s": "Change clocks.collective_s in configs/train.yaml, or set DDP_CLOCKS__COLLECTIVE_S.",
     "tracker": "Change log.tracker in configs/train.yaml, and the dependency in pyproject.toml.",

@@ -15,7 +15,7 @@ from ._git import enclosing_work_tree, git, run_git
 from .changelog import gained, version
 from .moving import answers_for_cluster, answers_for_update, refuse_settled
 from .questions import from_options
-from .recorded import Recorded, Refused, edited_by_hand, file_of, read
+from .recorded import MAIN, Recorded, Refused, edited_by_hand, file_of, read
 from .releases import choose, name_of_cluster
 from .summary import needs
 from .template import Template
@@ -24,18 +24,24 @@ from .trial import Step
 FIRST_WITH_CLUSTERS = Version("0.2.0")
 
 
-def begin(project: Path, preset: str | None, pairs: Sequence[str]) -> tuple[list[Recorded], dict[str, Any], list[str]]:
+def begin(
+    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool
+) -> tuple[list[Recorded], dict[str, Any], list[str]]:
     """Return what the project recorded, what is given, and remarks. Raises Refused for what must be right before."""
 
-    clusters = read(project)
+    if not (project / MAIN).is_file():
+        read(project)  # says what is missing
     if enclosing_work_tree(project) is None:
         raise Refused(f"{project} is not in a git repository", "git init && git add -A && git commit -m 'Begin' in it.")
     trial.require_commit(project)
+    notes = []
+    if putting.recover(project, only_tell=dry_run):
+        notes.append("an earlier update was cut off while it wrote; the project was put back first")
+    if what := putting.under_way(project):
+        raise Refused(f"{what} is under way in this repository", "End it first, or give it up: git status says how.")
+    clusters = read(project)
     if len({recorded.source for recorded in clusters}) > 1:
         raise Refused("the answers files name different templates", "Give them the same _src_path, and commit that.")
-    notes = []
-    if putting.recover(project):
-        notes.append("an earlier update was cut off while it wrote; the project was put back first")
     if changed := putting.dirty(project):
         more = f" and {len(changed) - 1} more" if changed[1:] else ""
         raise Refused(f"{changed[0]}{more}: not committed", "Commit or stash it first (git stash -u), or ignore it.")
@@ -91,6 +97,8 @@ def plan(
         "diff": None,
     }
     if add is not None:
+        if to is not None or cluster is not None:
+            raise Refused("--add goes with neither --to nor --cluster", "A cluster is added at the project's release.")
         if (release := version(main.commit)) and release < FIRST_WITH_CLUSTERS:
             raise Refused(f"a project of {main.commit} has one cluster", "Update it first, commit, then add the other.")
         name = name_of_cluster(add)

@@ -59,7 +59,8 @@ def read(project: Path) -> list[Recorded]:
             f"{project} holds no project of ddp-scaffold: there is no {MAIN}",
             "Name the project's directory. A project whose file was lost: ddp-scaffold new --into-existing.",
         )
-    others = sorted(path.name for path in project.glob(file_of("*")))
+    found = sorted(path.name for path in project.glob(file_of("*")))
+    others = [name for name in found if (project / _folder(name)).is_dir()]  # a copy that somebody keeps is no cluster
     return [_read(project / name) for name in (MAIN, *others)]
 
 
@@ -78,6 +79,8 @@ def _read(path: Path) -> Recorded:
             f"{path} has no {missing}, so nobody knows which template the project was made from",
             f"Put back the last version of it that had one (git log -p -- {path.name}).",
         )
+    if not re.fullmatch(r"v?\d+(\.\d+)*.*|[0-9a-f]{7,64}|.+-g[0-9a-f]{7,64}", commit):
+        raise Refused(f"{path}: _commit is {commit!r}, no release", "Put back what it was: git log -p shows that.")
     return Recorded(path.name, source, commit, given)
 
 

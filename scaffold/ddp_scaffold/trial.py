@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ._errors import ScaffoldError
-from ._git import complaint, git
+from ._git import clean_environment, complaint, git
 from .recorded import Recorded, Refused
 from .redirect import environment, git_settings
 from .render import copier_settings
@@ -98,9 +98,9 @@ def _content(outcome: Outcome, path: str) -> bytes:
     import subprocess
 
     command = ["git", "cat-file", "blob", f"{outcome.before}:{path}"]
-    return subprocess.run(command, cwd=outcome.repository, capture_output=True, check=False).stdout.replace(
-        b"\r\n", b"\n"
-    )
+    return subprocess.run(
+        command, cwd=outcome.repository, env=clean_environment(), capture_output=True, check=False
+    ).stdout.replace(b"\r\n", b"\n")
 
 
 def _values(repository: Path, commit: str, name: str) -> dict[str, Any]:
@@ -121,6 +121,9 @@ def _check_out(head: Path, tree: str, repository: Path) -> str:
     objects = Path(head, git("rev-parse", "--git-path", "objects", cwd=head).strip()).resolve()
     git("init", "--quiet", "--initial-branch=main", str(repository), cwd=head)
     (repository / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+    # As committed, byte for byte: what attributes would convert is converted when the result is written.
+    (repository / ".git" / "info").mkdir(exist_ok=True)
+    (repository / ".git" / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
     commit = git("commit-tree", tree, "-m", "before", cwd=repository).strip()
     git("reset", "--quiet", "--hard", commit, cwd=repository)
     return commit

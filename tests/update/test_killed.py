@@ -75,8 +75,9 @@ def test_git_is_killed_in_the_middle(two, history_of_two, tmp_path, monkeypatch)
     real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout.strip()
     # read-tree writes two files, takes the lock, and is gone.
     (fake / "git").write_text(
-        f'#!/bin/sh\ncase "$1 $3" in "read-tree -u") echo half >README.md; echo new >tests/added.py\n'
-        f'touch .git/index.lock; kill -9 $PPID;; *) exec {real} "$@";; esac\n'
+        f'#!/bin/sh\nif [ "$1 $3" = "read-tree -u" ] && [ ! -e {fake}/done ]; then touch {fake}/done\n'
+        f"git show HEAD:README.md | head -c 100 >README.md; printf '# A new' >tests/added.py\n"
+        f'touch .git/index.lock; kill -9 $PPID; exit 1; fi\nexec {real} "$@"\n'
     )
     (fake / "git").chmod(0o755)
     cut = update(two, project, PATH=f"{fake}:{os.environ['PATH']}")
@@ -94,7 +95,9 @@ def test_a_note_of_an_update_that_was_cut_off(two, history_of_two, tmp_path):
     head = git(project, "rev-parse", "HEAD").strip()
     (project / "README.md").write_text("half\n")
     (project / "tests" / "added.py").write_text("new\n")
-    note = {"head": head, "prefix": "", "changed": ["README.md"], "added": ["tests/added.py"]}
+    tree = subprocess.run("git add -A && git write-tree", shell=True, cwd=project, capture_output=True, text=True)
+    git(project, "reset", "--quiet")
+    note = {"head": head, "tree": tree.stdout.strip(), "paths": ["README.md", "tests/added.py"]}
     (project / ".git" / "ddp-scaffold-update.json").write_text(json.dumps(note))
     done = update(two, project)
     assert done.returncode == 0, done.stderr

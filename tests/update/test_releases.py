@@ -146,3 +146,22 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
 @pytest.mark.parametrize("version", ["", "1", "v1.2.3", "1.2", "1.2.3rc1", "01.2.3"])
 def test_versions_that_are_none(checkout, version):
     assert release(checkout, version).returncode == 2
+
+
+@pytest.mark.parametrize("fault", ["hook", "signature"])
+def test_a_release_that_fails_leaves_nothing(checkout, fault):
+    if fault == "hook":
+        hook = checkout / ".git" / "hooks" / "pre-commit"
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\nexit 1\n")
+        hook.chmod(0o755)
+    else:
+        git(checkout, "config", "tag.gpgSign", "true")
+        git(checkout, "config", "gpg.program", "/bin/false")
+    before = git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")
+    done = release(checkout)
+    assert done.returncode == 1
+    assert "failed, and taken back: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")) == before
+    assert git(checkout, "status", "--porcelain") == ""

@@ -20,6 +20,8 @@ from typing import Annotated
 
 import typer
 
+from .. import _output
+
 CONFLICTS = 2
 
 
@@ -77,7 +79,7 @@ def update(
 
     require_git()
     project = directory.expanduser().absolute()
-    clusters, given, notes = begin(project, preset if add is None else add, pairs or ())
+    clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run)
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-") as name:
         scratch = Path(name)
         with open_template(template, clusters[0].source) as source:
@@ -96,20 +98,22 @@ def update(
             "notes": notes + result["notes"],
         }
         if dry_run:
-            result["diff"] = git("diff", "--no-color", outcome.before, outcome.after, cwd=outcome.repository)
+            result["diff"] = git(
+                "diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after, cwd=outcome.repository
+            )
         if not as_json:
             tell(result)
         if lost:
+            who = result["to"] if result["to"] != result["from"] else "a project with these answers"
             raise Refused(
-                f"{result['to']} no longer has {', '.join(lost)}, and your edits there would be lost",
+                f"{who} no longer has {', '.join(lost)}, and your edits there would be lost",
                 f"Move what you need of it, then `git rm {lost[0]}`, commit, and run the update again.",
             )
         if not dry_run:
             ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
-            head = git("rev-parse", "HEAD", cwd=project).strip()
-            putting.put(project, outcome)
+            written = putting.put(project, outcome)
             result["applied"] = True
             ctx.obj.written = project
             if test and result["conflicts"]:
@@ -118,7 +122,9 @@ def update(
                 try:
                     run_tests(project, quiet=as_json)
                 except BaseException:
-                    putting.take_back(project, outcome.changes, head)
+                    top = Path(git("rev-parse", "--show-toplevel", cwd=project).rstrip("\n"))
+                    for path in putting.take_back(top, written):
+                        _output.note(f"{path} was changed meanwhile, and stays as it is")
                     ctx.obj.written = None
                     raise
                 result["test"] = "passed"

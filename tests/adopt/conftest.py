@@ -10,7 +10,6 @@ import adopt_repos
 import pytest
 from typer.testing import CliRunner, Result
 
-
 # The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
 QUICK = (
     *(

@@ -77,7 +77,8 @@ def add(root: Path, version: str, date: str) -> Path:
         tag = f"v{version}"
         git("-c", "tag.gpgSign=false", "tag", "-m", f"ddp-scaffold {version}", tag, commit, cwd=repository, **fixed)
         wanted = [tag, f"^v{before[-1]}"] if before else [tag]
-        settings = ["-c", "pack.threads=1"]
+        # A wide window finds what presets have in common: everybody who clones the repository gets this file.
+        settings = ["-c", "pack.threads=1", "-c", "pack.window=250"]
         git(*settings, "bundle", "create", "--quiet", str(bundle_of(version)), *wanted, cwd=repository, **fixed)
     return bundle_of(version)
 

@@ -29,7 +29,8 @@ stop = run_dir / f"stop-{attempt}"
 
 
 def write(path: Path, content: object) -> None:
-    aside = path.with_name(f".{path.name}.{rank}")
+    # A second signal may come while the first is still handled: each writes a file of its own.
+    aside = path.with_name(f".{path.name}.{rank}.{time.monotonic_ns()}")
     aside.write_text(json.dumps(content))
     aside.replace(path)
 

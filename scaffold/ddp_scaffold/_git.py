@@ -42,6 +42,12 @@ def run_git(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         raise
 
 
+def git_bytes(*args: str, cwd: Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run git on bytes: `data` is its input, and its output is left as it is. Whatever its exit code."""
+    command = ["git", *args]
+    return subprocess.run(command, cwd=cwd, env=clean_environment(), input=data, capture_output=True, check=False)
+
+
 def wait_for_git(limit_s: float = 10) -> None:
     """Wait for the git that an interrupt left running, ours or copier's: it would write where we clean up."""
     deadline = time.monotonic() + limit_s

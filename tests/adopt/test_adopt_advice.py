@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_scaffold.adopt import Change, advise, own_files, script_of
+from ddp_scaffold.adopting.advice import Change, advise, own_files, script_of
 
 HEAD = """\
 import os

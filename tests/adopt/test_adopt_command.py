@@ -15,8 +15,8 @@ import pytest
 import yaml
 from adopt_repos import FLAT, OWN_TESTS, SRC, make
 
-from ddp_scaffold import existing
 from ddp_scaffold._errors import ScaffoldError
+from ddp_scaffold.adopting import existing
 
 
 def tree(directory: Path) -> dict[str, bytes]:

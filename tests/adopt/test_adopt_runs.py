@@ -14,8 +14,8 @@ import pytest
 from adopt_repos import FLAT, FLAT_CHANGED, OWN_TESTS, SRC
 
 from ddp_scaffold import __version__
-from ddp_scaffold.adopt import advise
-from ddp_scaffold.adopt_sketch import sketch
+from ddp_scaffold.adopting.advice import advise
+from ddp_scaffold.adopting.sketch import sketch
 
 SETTINGS = {"NPROC": "2", "MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1", "DDP_RUN__ID": "one"}
 

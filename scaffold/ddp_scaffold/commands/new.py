@@ -75,11 +75,12 @@ def new(
     Exit codes: 0 done; 1 error or declined; 2 wrong usage or answer; 130 interrupted. Whatever the failure, nothing is
     left behind.
     """
-    from .. import existing, own_preset, wizard
+    from .. import own_preset, wizard
     from .._git import enclosing_work_tree, first_commit, require_git
+    from ..adopting import existing
+    from ..adopting.suggest import suggest
     from ..questions import check, from_file, from_options, load_questions
     from ..render import answer, check_destination, list_files, publishing, refuse_skipped
-    from ..suggest import suggest
     from ..summary import describe, equivalent_command
     from ..template import open_template
 

@@ -69,13 +69,15 @@ def update(
     Exit codes: 0 done, or nothing to do; 1 error; 2 conflicts are left; 3 refused, and the project is as it was;
     130 interrupted.
     """
-    from .. import putting, trial
     from .._git import git, require_git
-    from ..plan import begin, plan
-    from ..recorded import Refused
-    from ..smoke import run_tests
     from ..template import open_template
-    from ..told import finish, tell
+    from ..updating import trial
+    from ..updating.plan import begin, plan
+    from ..updating.project_tests import run_tests
+    from ..updating.put import put
+    from ..updating.recorded import Refused
+    from ..updating.report import finish, tell
+    from ..updating.undo import take_back
 
     require_git()
     project = directory.expanduser().absolute()
@@ -113,7 +115,7 @@ def update(
             ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
-            written = putting.put(project, outcome)
+            written = put(project, outcome)
             result["applied"] = True
             ctx.obj.written = project
             if test and result["conflicts"]:
@@ -123,7 +125,7 @@ def update(
                     run_tests(project, quiet=as_json)
                 except BaseException:
                     top = Path(git("rev-parse", "--show-toplevel", cwd=project).rstrip("\n"))
-                    for path in putting.take_back(top, written):
+                    for path in take_back(top, written):
                         _output.note(f"{path} was changed meanwhile, and stays as it is")
                     ctx.obj.written = None
                     raise

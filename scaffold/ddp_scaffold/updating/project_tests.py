@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ._errors import show
+from .._errors import show
 from .recorded import Refused
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import _output
+from .. import _output
 
 
 def tell(result: Mapping[str, Any]) -> None:

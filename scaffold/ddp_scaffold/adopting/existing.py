@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ._errors import ScaffoldError, UsageError, show
-from ._git import enclosing_work_tree, run_git
-from .adopt import advise, own_files, script_of
-from .adopt_sketch import sketch
-from .questions import Given, Question
-from .summary import ANSWERS_FILE
+from .._errors import ScaffoldError, UsageError, show
+from .._git import enclosing_work_tree, run_git
+from ..questions import Given, Question
+from ..summary import ANSWERS_FILE
+from .advice import advise, own_files, script_of
+from .sketch import sketch
 
 OPTION = "--into-existing"
 MAY_STAY = ".gitattributes"  # of what would be written: the user's serves as well

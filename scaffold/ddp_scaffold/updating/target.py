@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__
-from ._git import git, run_git
+from .. import __version__
+from .._git import git, run_git
+from ..own_preset import is_file
+from ..template import Template
 from .changelog import version
-from .own_preset import is_file
 from .recorded import Refused
-from .template import Template
 
 
 def choose(template: Template, commits: Sequence[str], wanted: str | None) -> str:

@@ -9,17 +9,19 @@ from typing import Any
 
 from packaging.version import Version
 
-from . import putting, trial
-from ._errors import UsageError
-from ._git import enclosing_work_tree, git, run_git
+from .._errors import UsageError
+from .._git import enclosing_work_tree, git, run_git
+from ..questions import from_options
+from ..summary import needs
+from ..template import Template
+from . import trial
+from .answers import answers_for_cluster, answers_for_update, refuse_settled
 from .changelog import gained, version
-from .moving import answers_for_cluster, answers_for_update, refuse_settled
-from .questions import from_options
 from .recorded import MAIN, Recorded, Refused, edited_by_hand, file_of, read
-from .releases import choose, name_of_cluster
-from .summary import needs
-from .template import Template
+from .repository import dirty, under_way
+from .target import choose, name_of_cluster
 from .trial import Step
+from .undo import recover
 
 FIRST_WITH_CLUSTERS = Version("0.2.0")
 
@@ -35,14 +37,14 @@ def begin(
         raise Refused(f"{project} is not in a git repository", "git init && git add -A && git commit -m 'Begin' in it.")
     trial.require_commit(project)
     notes = []
-    if putting.recover(project, only_tell=dry_run):
+    if recover(project, only_tell=dry_run):
         notes.append("an earlier update was cut off while it wrote; the project was put back first")
-    if what := putting.under_way(project):
+    if what := under_way(project):
         raise Refused(f"{what} is under way in this repository", "End it first, or give it up: git status says how.")
     clusters = read(project)
     if len({recorded.source for recorded in clusters}) > 1:
         raise Refused("the answers files name different templates", "Give them the same _src_path, and commit that.")
-    if changed := putting.dirty(project):
+    if changed := dirty(project):
         more = f" and {len(changed) - 1} more" if changed[1:] else ""
         raise Refused(f"{changed[0]}{more}: not committed", "Commit or stash it first (git stash -u), or ignore it.")
     for recorded in clusters:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from .adopt_code import Module, is_constant, keyword
-from .adopt_rules import Finding
+from .code import Module, is_constant, keyword
+from .rules import Finding
 
 # Neither NCCL 2.30.7 nor PyTorch 2.14.1 reads them.
 READ_BY_NOBODY = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import REFUSED, ScaffoldError
-from ._git import git, run_git
-from .questions import Given, from_file
+from .._errors import REFUSED, ScaffoldError
+from .._git import git, run_git
+from ..questions import Given, from_file
 
 MAIN = ".copier-answers.yml"
 

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from .adopt_code import ENTRIES, Module
-from .adopt_rules import DIST, Finding
+from .code import ENTRIES, Module
+from .rules import DIST, Finding
 
 LONG = {"evaluate", "evaluation", "validate", "validation", "sample", "samples", "sampling", "generate", "inference"}
 SAVED = {"checkpoint", "checkpoints", "ckpt", "model", "models", "pretrained", "weights", "samples", "images", "state"}

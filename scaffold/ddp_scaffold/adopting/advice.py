@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from . import adopt_habits, adopt_rank0, adopt_rules
-from ._git import run_git
-from .adopt_code import Module, parse
+from .._git import run_git
+from . import habits, rank0, rules
+from .code import Module, parse
 
 MAX_BYTES = 1 << 20  # of a file: longer ones are made by programs
 # Not the user's training code, whatever is in them.
@@ -20,10 +20,10 @@ SKIPPED = {
     *("vendor", "venv", "wandb"),
 }
 # These hold for every file; the others for code that the training command reaches.
-EVERYWHERE = (adopt_rules.groups, adopt_rules.error_paths)
+EVERYWHERE = (rules.groups, rules.error_paths)
 IN_TRAINING = (
-    *(adopt_habits.options, adopt_habits.norms, adopt_habits.signals),
-    *(adopt_rank0.long_work, adopt_rank0.lonely_collectives),
+    *(habits.options, habits.norms, habits.signals),
+    *(rank0.long_work, rank0.lonely_collectives),
 )
 
 
@@ -95,17 +95,17 @@ def advise(root: Path, files: Iterable[str], command: str, source_folder: str) -
         for call, name in parsed.calls:
             sites[name.rpartition(".")[2]].append((parsed, call))
 
-    read_by_user = {name for parsed in found.values() for name in adopt_habits.variables_read(parsed)}
+    read_by_user = {name for parsed in found.values() for name in habits.variables_read(parsed)}
     changes: set[Change] = set()
     for path, parsed in found.items():
-        findings = [*adopt_habits.variables(parsed, read_by_user)]
+        findings = [*habits.variables(parsed, read_by_user)]
         for rule in EVERYWHERE:
             findings += rule(parsed)
         if knows_ranks and path in reached and not framework:
             for rule in IN_TRAINING:
                 findings += rule(parsed)
-            findings += adopt_rules.loaders(parsed, "set_epoch" in sites)
-            findings += adopt_rank0.saves_everywhere(parsed, sites)
+            findings += rules.loaders(parsed, "set_epoch" in sites)
+            findings += rank0.saves_everywhere(parsed, sites)
         changes |= set(_changes(parsed, findings))
     return Advice(sorted(changes, key=lambda c: (c.file, c.line, c.why)), unread, framework)
 
@@ -119,7 +119,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _changes(module: Module, findings: Iterable[adopt_rules.Finding]) -> Iterator[Change]:
+def _changes(module: Module, findings: Iterable[rules.Finding]) -> Iterator[Change]:
     for node, why, instead in findings:
         line: int = node.lineno  # type: ignore[attr-defined]  # statements and expressions have one
         yield Change(module.path, line, module.text(line), why, instead)

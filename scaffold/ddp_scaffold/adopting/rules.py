@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from .adopt_code import Module, is_constant, keyword
+from .code import Module, is_constant, keyword
 
 Finding = tuple[ast.AST, str, str]
 DIST = "torch.distributed."

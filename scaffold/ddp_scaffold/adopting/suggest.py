@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from .adopt import own_files
+from .advice import own_files
 
 RESERVED = "templates/questions/reserved.yml"
 COMMAND = re.compile(r"(?:-m )?[A-Za-z0-9_.][A-Za-z0-9_./-]*")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import own_preset
-from ._errors import UsageError
-from .questions import Given, Question, check, is_default, load_questions
+from .. import own_preset
+from .._errors import UsageError
+from ..questions import Given, Question, check, is_default, load_questions
+from ..render import Rendered, answer, refuse_skipped
+from ..template import Template
 from .recorded import Recorded, Refused
-from .render import Rendered, answer, refuse_skipped
-from .template import Template
 
 # What these decided is the user's since: another answer would reach nothing, or tear the project apart.
 SETTLED = {

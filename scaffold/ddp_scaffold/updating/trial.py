@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import ScaffoldError
-from ._git import clean_environment, complaint, git
+from .._errors import ScaffoldError
+from .._git import complaint, git, git_bytes
+from ..redirect import environment, git_settings
+from ..render import copier_settings
+from ..template import Template
 from .recorded import Recorded, Refused
-from .redirect import environment, git_settings
-from .render import copier_settings
-from .template import Template
 
 IDENTITY = {f"GIT_{role}_{key}": "ddp-scaffold" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
 PLAIN = {
@@ -95,12 +95,8 @@ def lost_edits(outcome: Outcome, recorded: Iterable[Recorded], template: Templat
 
 
 def _content(outcome: Outcome, path: str) -> bytes:
-    import subprocess
-
-    command = ["git", "cat-file", "blob", f"{outcome.before}:{path}"]
-    return subprocess.run(
-        command, cwd=outcome.repository, env=clean_environment(), capture_output=True, check=False
-    ).stdout.replace(b"\r\n", b"\n")
+    found = git_bytes("cat-file", "blob", f"{outcome.before}:{path}", cwd=outcome.repository)
+    return found.stdout.replace(b"\r\n", b"\n")
 
 
 def _values(repository: Path, commit: str, name: str) -> dict[str, Any]:

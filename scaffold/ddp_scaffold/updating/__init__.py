@@ -1,0 +1,1 @@
+"""`ddp-scaffold update`: plan, trial, report, put, undo; a module each."""

@@ -91,20 +91,30 @@ def _timed_out(error: Exception) -> bool:
 
 
 def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> DataFailed:
+    """What to raise instead of `error`."""
+    try:
+        return _explanation(error, iterator, joined, reading)
+    except RuntimeError:  # PyTorch's SIGCHLD handler, in the middle of it: of a forked worker it tells once
+        return _explanation(error, iterator, joined, reading)
+
+
+def _explanation(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> DataFailed:
     text = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(error, (EOFError, ConnectionError)):
         text = f"DataLoader worker exited unexpectedly: {text}"
     elif _pinning_ended(iterator):
         text = "the thread that receives batches has ended, its traceback is above"
-        text += ": Too many open files" if _no_more_files() else ""
+        text += ": Too many open files" if no_more_files() else ""
     elif _timed_out(error):
         text = f"DataLoader timed out after {joined.clocks.loader_s:g} seconds"
     at = {worker: f"worker {worker} at {reading.unit} {index}" for worker, index in enumerate(reading.at.tolist())}
-    places = [at[worker] + how for worker, how in _culprits(error, iterator).items()] or list(at.values())
-    told = [list(CAUSES)[cause] for cause in reading.cause.tolist() if cause >= 0]  # by a worker, before it ended
-    text += f": it could not send a batch ({told[0]}), its traceback is in the output" if told else ""
+    culprits = _culprits(error, iterator)
+    told = {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
+    kind = next(iter(told.values()), "")  # a worker has said so before it ended
+    places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(told, "")).items()] or list(at.values())
+    text += f": it could not send a batch ({kind}), its traceback is in the output" if told else ""
     what = f"{joined.who(joined.rank)} could not read {reading.name} ({', '.join(places)}): {text}"
-    return DataFailed(what, told[0] if told else kind_of(what))
+    return DataFailed(what, kind or kind_of(what))
 
 
 def _culprits(error: Exception, iterator: Any) -> dict[int, str]:
@@ -135,7 +145,8 @@ def _pinning_ended(iterator: Any) -> bool:
     return thread is not None and not thread.is_alive()
 
 
-def _no_more_files() -> bool:
+def no_more_files() -> bool:
+    """Whether this process has about as many open files as it may have."""
     try:
         return len(os.listdir("/proc/self/fd")) + 16 > resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     except OSError as error:

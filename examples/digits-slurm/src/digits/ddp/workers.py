@@ -9,16 +9,18 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import threading
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from .env import cpus_for_this_process
-from .fetch import CAUSES, kind_of
+from .fetch import CAUSES, kind_of, no_more_files
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -75,6 +77,9 @@ def protect_worker(trainer: int, _worker: int) -> None:
     # A batch that cannot be sent (tensors that collation did not share, and /dev/shm is full) would else be dropped
     # with a traceback, and the training process would wait for it until its timeout.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_cannot_send)  # type: ignore[attr-defined]
+    # The thread that hands over descriptors (resource_sharer) only prints its errors, and the training process would
+    # wait without any timeout, or read that a connection has ended.
+    sys.excepthook = _cannot_hand_over
 
 
 def _end_with(trainer: int) -> None:
@@ -89,5 +94,13 @@ def _end_with(trainer: int) -> None:
 def _cannot_send(error: BaseException, _batch: object) -> None:
     traceback.print_exception(error)
     info: Any = get_worker_info()
-    info.dataset.reading.cause[info.id] = list(CAUSES).index(kind_of(str(error)))
+    # Without descriptors much else fails, and says something else: a temporary directory, an import, a traceback.
+    kind = "fd_exhausted" if no_more_files() else kind_of(str(error))
+    info.dataset.reading.cause[info.id] = list(CAUSES).index(kind)
     os._exit(1)
+
+
+def _cannot_hand_over(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if no_more_files() or kind_of(str(error)) in ("fd_exhausted", "shm_exhausted"):
+        _cannot_send(error, None)
+    sys.__excepthook__(kind, error, trace)

@@ -13,6 +13,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Two modules at a time: most tests wait for processes that wait for each other. The Slurm tests share one cluster.
 PARALLEL ?= --numprocesses 2 --dist loadscope
+PYTEST_OPTIONS ?=
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
 .PHONY: demo test test-slurm test-update test-all test-long bench docs clusters examples release clean
@@ -26,24 +27,24 @@ test: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PARALLEL) -m "not slow and not slurm"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) -m "not slow and not slurm"
 
 test-all: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PARALLEL) -m "not slurm and not long"
-	.venv/bin/pytest -m "slurm and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) -m "not slurm and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) -m "slurm and not long"
 
 test-slurm: .venv/done
-	.venv/bin/pytest -m "slurm and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) -m "slurm and not long"
 
 test-update: .venv/done
-	.venv/bin/pytest $(PARALLEL) tests/update tests/adopt -m "not long"
-	.venv/bin/pytest $(PARALLEL) tests/cli/test_cli_install.py -k wheel
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/update tests/adopt -m "not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py -k wheel
 
 test-long: .venv/done
-	.venv/bin/pytest -rP -m long
+	.venv/bin/pytest $(PYTEST_OPTIONS) -rP -m long
 
 bench: .venv/done
 	.venv/bin/python benchmarks/cli.py

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from update_helpers import NOW, RELEASES, change, commit, copier, git, make, tree, update
 
 FAMILIES = (
@@ -16,12 +17,24 @@ FAMILIES = (
 )
 
 
+# What a user trains with is nothing that the project's own tests may depend on.
+MINE = {
+    "run": {"seed": 7, "resume": False},
+    "train": {"precision": "bf16", "accumulate": 4, "learning_rate": 0.002, "warmup_steps": 2000},
+    "clocks": {"loader_s": 600, "stall_s": 900, "collective_s": 1200, "guard_s": 7200, "phase_s": {"eval": 1000}},
+    "checkpoint": {"every_steps": 1000, "keep": 5},
+    "loader": {"workers": 2, "uneven": "drop"},
+}
+
+
 def edit(project: Path) -> dict[str, bytes]:
     """Edit as a user does; return what must be there afterwards."""
     package = project / "src" / "demo"
     model = package / "model.py"
     model.write_text(model.read_text() + "\n\nMINE = 'another model'\n")
-    change(project / "configs" / "train.yaml", "seed: 0", "seed: 7")
+    settings = yaml.safe_load((project / "configs" / "train.yaml").read_text())
+    mine = {name: (settings.get(name) or {}) | MINE.get(name, {}) for name in settings | MINE}
+    (project / "configs" / "train.yaml").write_text(yaml.safe_dump(mine))
     change(package / "train.py", "log = logging.getLogger", "MINE = 'a line'\nlog = logging.getLogger")
     (package / "ddp" / "rng.py").write_text((package / "ddp" / "rng.py").read_text() + "\n# My remark.\n")
     (project / ".github" / "workflows" / "ci.yml").unlink()

@@ -28,7 +28,7 @@ from digits.train import set_learning_rate
 
 CPU = torch.device("cpu")
 # Small batches for speed, and so many that an epoch ends, and with it a smaller batch, in the middle of a step.
-STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2"]
+STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2", "--train.precision", "fp32"]
 
 
 def batches_of(rank: int, world_size: int, settings: Settings) -> Iterator[Any]:
@@ -36,9 +36,9 @@ def batches_of(rank: int, world_size: int, settings: Settings) -> Iterator[Any]:
     place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
     joined = Dist(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
     data, _ = build_datasets(settings.data)
-    lengths, size = getattr(data, "lengths", None), settings.train.batch_size
+    lengths, size, seed = getattr(data, "lengths", None), settings.train.batch_size, settings.run.seed
     length = len(data)  # type: ignore[arg-type, unused-ignore]
-    order = GlobalOrder(length, joined, seed=0, shuffle=True, uneven="pad", lengths=lengths, batch=size)
+    order = GlobalOrder(length, joined, seed=seed, shuffle=True, uneven="pad", lengths=lengths, batch=size)
     loader: DataLoader[Any] = DataLoader(data, size, sampler=order, collate_fn=getattr(data, "collate", None))
     for epoch in count():
         order.set_epoch(epoch)

@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix.config import write_config
 
 PROJECT = Path(__file__).parents[1]
 # Read when torch is imported, which is later. Threads that wait for each other by spinning slow down the ranks beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_directory = tempfile.TemporaryDirectory()  # until the tests have ended
 # Short runs with short clocks: a test must not wait minutes for a deadline.
 QUICK = [
+    *("--config", str(write_config(Path(_directory.name) / "train.yaml"))),
     *("--run.device", "cpu", "--log.tracker", "none", "--log.every_steps", "5", "--train.steps", "20"),
     *("--clocks.init_s", "40", "--clocks.loader_s", "3", "--clocks.stall_s", "6", "--clocks.collective_s", "30"),
     *("--clocks.guard_s", "31", "--clocks.silent_s", "3", "--clocks.beat_s", "0.5"),

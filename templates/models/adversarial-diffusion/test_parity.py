@@ -30,7 +30,7 @@ from {{ package }}.train import Loss, set_learning_rate
 
 CPU = torch.device("cpu")
 # So few samples that an epoch ends, and with it a smaller batch, in the middle of a step.
-STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2"]
+STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2", "--train.precision", "fp32"]
 STEPS += ["--data.val_fraction", "0.8", "--train.batch_size", "50", "--model.channels", "8"]
 
 
@@ -39,8 +39,9 @@ def batches_of(rank: int, world_size: int, settings: Settings) -> Iterator[Seque
     place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
     joined = Dist(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
     data, _ = build_datasets(settings.data)
-    order = GlobalOrder(len(data), joined, seed=0, shuffle=True, uneven="pad", batch=settings.train.batch_size)
-    loader: DataLoader[Any] = DataLoader(data, settings.train.batch_size, sampler=order)
+    seed, size = settings.run.seed, settings.train.batch_size
+    order = GlobalOrder(len(data), joined, seed=seed, shuffle=True, uneven="pad", batch=size)
+    loader: DataLoader[Any] = DataLoader(data, size, sampler=order)
     for epoch in count():
         order.set_epoch(epoch)
         yield from loader

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import CLOCKS, Case
+from .config import write_config
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 150.0  # seconds a case may take before it counts as a hang
@@ -164,7 +165,8 @@ def _commands(case: Case, codes_file: Path, device: str) -> list[tuple[list[str]
     """The processes to start, and what each has in its environment beside the rest."""
     if case.check:
         return [([sys.executable, "-m", "matrix.checkpoints", case.check], {})]
-    words = ["--run.device", device, "--train.steps", "24", "--log.every_steps", "5", "--log.tracker", "none"]
+    words = ["--config", str(write_config(codes_file.with_suffix(".yaml")))]
+    words += ["--run.device", device, "--train.steps", "24", "--log.every_steps", "5", "--log.tracker", "none"]
     words += [word for section in ("eval", "sample", "checkpoint") for word in (f"--{section}.every_steps", "10")]
     words += [word for name, seconds in CLOCKS.items() for word in (f"--clocks.{name}_s", str(seconds))]
     words += ["--preempt.poll_s", "0.2", *case.args]

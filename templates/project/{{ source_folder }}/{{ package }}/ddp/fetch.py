@@ -37,6 +37,11 @@ def kind_of(text: str) -> str:
     return next(kind for kind, pattern in CAUSES.items() if re.search(pattern, text))
 
 
+def told(reading: Reading) -> dict[int, str]:
+    """Worker -> kind of outcome, for those that have said, before they ended, why they could not send a batch."""
+    return {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
+
+
 def patience(joined: Dist) -> float:
     """Seconds that DataLoader waits at a time: about two, and a whole part of `clocks.loader_s`."""
     return joined.clocks.loader_s / max(1, round(joined.clocks.loader_s / 2))
@@ -109,10 +114,10 @@ def _explanation(error: Exception, iterator: Any, joined: Dist, reading: Reading
         text = f"DataLoader timed out after {joined.clocks.loader_s:g} seconds"
     at = {worker: f"worker {worker} at {reading.unit} {index}" for worker, index in enumerate(reading.at.tolist())}
     culprits = _culprits(error, iterator)
-    told = {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
-    kind = next(iter(told.values()), "")  # a worker has said so before it ended
-    places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(told, "")).items()] or list(at.values())
-    text += f": it could not send a batch ({kind}), its traceback is in the output" if told else ""
+    said = told(reading)
+    kind = next(iter(said.values()), "")
+    places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(said, "")).items()] or list(at.values())
+    text += f": it could not send a batch ({kind}), its traceback is in the output" if said else ""
     what = f"{joined.who(joined.rank)} could not read {reading.name} ({', '.join(places)}): {text}"
     return DataFailed(what, kind or kind_of(what))
 

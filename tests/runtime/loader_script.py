@@ -6,8 +6,10 @@ loader_script.py fault          with DDP_FAULTS: the DataFailed of this process,
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import multiprocessing.reduction
 import os
 import sys
 import traceback
@@ -56,6 +58,19 @@ class Squares(Dataset[Any]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(index**2)
+
+
+class CannotHandOver(Squares):
+    """Worker 0 has no descriptor left when the training process fetches its batches."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info().id == 0:
+            multiprocessing.reduction.send_handle = self._refuse
+        return super().__getitem__(index)
+
+    @staticmethod
+    def _refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
 
 def join() -> Dist:
@@ -133,9 +148,9 @@ def streams(joined: Dist) -> dict[str, Any]:
 def fault(joined: Dist) -> None:
     workers.room = lambda *_: [(2, "")]
     settings = LoaderSettings(workers=2, start_method=os.environ["START_METHOD"])
-    dataset, options = (Squares(10_000), {}) if os.environ["DATA"] == "map" else (Numbers(10_000), {})
+    dataset = {"map": Squares, "stream": Numbers, "cannot hand over": CannotHandOver}[os.environ["DATA"]](10_000)
     try:
-        for _ in islice(batches(make_loader(dataset, joined, settings, batch_size=4, **options), joined), 1000):
+        for _ in islice(batches(make_loader(dataset, joined, settings, batch_size=4), joined), 1000):
             pass
     except DataFailed as error:
         print(f"{error.kind} | {error}", flush=True)

@@ -137,3 +137,11 @@ def test_the_worker_at_fault_is_named(
     found = re.search(rf"(\w+) \| rank 0 \(n1\) could not read {pattern}", output)
     assert found, output
     assert found[1] == expected, output
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_worker_that_cannot_hand_over_its_batches_is_named(project: Path, start_method: str) -> None:
+    """Its connection ends first, and a moment later the worker itself: a forked one interrupts the search for it."""
+    output = torchrun(project, "fault", ranks=1, DATA="cannot hand over", START_METHOD=start_method, LOADER_S="60")
+    named = r"rank 0 \(n1\) could not read CannotHandOver \(worker 0 at index \d+[^)]*\).*\(fd_exhausted\)"
+    assert re.search(rf"^fd_exhausted \| {named}", output, re.M), output

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from update_helpers import commit, git, make, state, update
-
-FAILING = "def test_it():\n    assert False\n"
+from update_helpers import commit, git, make, only_test, state, update
 
 
 @pytest.fixture
@@ -39,17 +38,12 @@ def test_a_file_saved_while_the_update_runs(two, project, tmp_path, staged):
     assert git(project, "status", "--porcelain").split() in (["M", "README.md"], ["MM", "README.md"])
 
 
-@pytest.mark.parametrize("prefix", ["", "apps/demo"])
-def test_tests_that_fail_put_all_back(two, history_of_two, tmp_path, prefix):
+def test_tests_that_fail_put_all_back_in_a_monorepo(two, history_of_two, tmp_path):
     top = tmp_path / "top"
-    project = make(history_of_two, "98.0.0", top / prefix / "demo", {"model": "custom"})
-    if prefix:
-        subprocess.run(["rm", "-rf", project / ".git"], check=True)
-        git(top, "init", "--quiet", "--initial-branch=main")
-    subprocess.run(["rm", "-rf", project / "tests"], check=True)
-    (project / "tests").mkdir()
-    (project / "tests" / "test_mine.py").write_text(FAILING)
-    commit(project)
+    project = make(history_of_two, "98.0.0", top / "apps" / "demo", {"model": "custom"})
+    shutil.rmtree(project / ".git")
+    git(top, "init", "--quiet", "--initial-branch=main")
+    only_test(project, "def test_it():\n    assert False\n")
     before = state(project)
     done = update(two, project, "--test", VENV=str(Path(sys.executable).parents[1]))
     assert done.returncode == 3, done.stderr
@@ -57,11 +51,7 @@ def test_tests_that_fail_put_all_back(two, history_of_two, tmp_path, prefix):
 
 
 def test_an_edit_made_while_the_tests_run(two, project):
-    subprocess.run(["rm", "-rf", project / "tests"], check=True)
-    (project / "tests").mkdir()
-    code = "def test_it():\n    open('README.md', 'a').write('# precious')\n    assert False\n"
-    (project / "tests" / "test_mine.py").write_text(code)
-    commit(project)
+    only_test(project, "def test_it():\n    open('README.md', 'a').write('# precious')\n    assert False\n")
     done = update(two, project, "--test", VENV=str(Path(sys.executable).parents[1]))
     assert done.returncode == 3
     assert (project / "README.md").read_text().endswith("# precious")

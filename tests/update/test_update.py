@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from update_helpers import change, commit, copier, git, make, state, tree, update
+from update_helpers import change, commit, copier, git, make, only_test, state, tree, update
 
 Make = Callable[..., Path]
 
@@ -288,10 +288,7 @@ def test_nothing_is_left_behind(two, project, tmp_path):
 
 @pytest.mark.parametrize("test", ["def test_it():\n    assert True\n", "def test_it():\n    assert False\n"])
 def test_the_projects_own_tests_decide(two, project, test):
-    subprocess.run(["rm", "-rf", project / "tests"], check=True)
-    (project / "tests").mkdir()
-    (project / "tests" / "test_mine.py").write_text(test)
-    commit(project)
+    only_test(project, test)
     before = state(project)
     done = update(two, project, "--test", VENV=str(Path(sys.executable).parents[1]))
     if "True" in test:

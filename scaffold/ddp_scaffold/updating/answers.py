@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from .. import own_preset
 from .._errors import UsageError
-from ..questions import Given, Question, check, is_default, load_questions
+from ..questions import Given, check, is_default, load_questions
 from ..render import Rendered, answer, refuse_skipped
 from ..template import Template
 from .recorded import Recorded, Refused
@@ -52,7 +51,9 @@ def answers_for_update(
     try:
         # An answer that was recorded may be one that this release does not ask for: only those given now must count.
         data = check(kept | dict(given), questions)
-        rendered = _answered(template, scratch / "answers", questions, data, dict(given), recorded.name)
+        rendered = answer(
+            template, scratch / "answers", questions, data, {}, given, render=False, answers_file=recorded.name
+        )
         refuse_skipped(given, rendered)
     except UsageError as error:
         raise Refused(error.message, error.hint) from error
@@ -69,22 +70,11 @@ def answers_for_cluster(
         data = check(shared | dict(given), questions)
         if "preset" in given:
             own_preset.check_recorded(given["preset"].text, data.get(own_preset.ANSWER), given)
-        rendered = _answered(template, scratch / "answers", questions, data, dict(given), name)
+        rendered = answer(template, scratch / "answers", questions, data, {}, given, render=False, answers_file=name)
         refuse_skipped(given, rendered)
     except UsageError as error:
         raise Refused(error.message, error.hint) from error
     return rendered
-
-
-def _answered(
-    template: Template,
-    scratch: Path,
-    questions: Mapping[str, Question],
-    data: Mapping[str, Any],
-    given: dict[str, Given],
-    answers_file: str,
-) -> Rendered:
-    return answer(template, scratch, questions, data, {}, given, render=False, answers_file=answers_file)
 
 
 def _without_defaults(
@@ -94,7 +84,9 @@ def _without_defaults(
     old = replace(template, ref=recorded.commit)
     questions = load_questions(old.read("copier.yml"), old.read)
     given = {name: value for name, value in recorded.answers.items() if name in questions}
-    rendered = _answered(old, scratch / "old", questions, check(given, questions), {}, recorded.name)
+    rendered = answer(
+        old, scratch / "old", questions, check(given, questions), {}, {}, render=False, answers_file=recorded.name
+    )
     mine = {
         name
         for name in rendered.answers

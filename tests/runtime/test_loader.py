@@ -112,9 +112,6 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
     assert len(read[name]) == 3
 
 
-# Tried twice: of a forked worker PyTorch tells by a signal handler, which may raise between two calls of the loader. A
-# run is prepared for that (blame.py); this script is not.
-@pytest.mark.flaky(reruns=1)
 @pytest.mark.parametrize(
     ("kind", "expected", "says"),
     [
@@ -141,7 +138,7 @@ def test_the_worker_at_fault_is_named(
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_a_worker_that_cannot_hand_over_its_batches_is_named(project: Path, start_method: str) -> None:
-    """Its connection ends first, and a moment later the worker itself: a forked one interrupts the search for it."""
+    """Its connection ends first, and a moment later the worker itself."""
     output = torchrun(project, "fault", ranks=1, DATA="cannot hand over", START_METHOD=start_method, LOADER_S="60")
     named = r"rank 0 \(n1\) could not read CannotHandOver \(worker 0 at index \d+[^)]*\).*\(fd_exhausted\)"
     assert re.search(rf"^fd_exhausted \| {named}", output, re.M), output

@@ -37,11 +37,6 @@ def kind_of(text: str) -> str:
     return next(kind for kind, pattern in CAUSES.items() if re.search(pattern, text))
 
 
-def told(reading: Reading) -> dict[int, str]:
-    """Worker -> kind of outcome, for those that have said, before they ended, why they could not send a batch."""
-    return {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
-
-
 def patience(joined: Dist) -> float:
     """Seconds that DataLoader waits at a time: about two, and a whole part of `clocks.loader_s`."""
     return joined.clocks.loader_s / max(1, round(joined.clocks.loader_s / 2))
@@ -50,22 +45,29 @@ def patience(joined: Dist) -> float:
 def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
     """`iter(loader)`, which starts the workers.
 
+    PyTorch then raises in a handler of SIGCHLD, wherever the training process is, when a forked worker ends: in the
+    middle of C++ that is an abort. So the handler that was there before is put back, and `next_batch` looks itself.
+
     Raises:
         DataFailed: the machine cannot carry them: no more processes, memory or open files.
     """
+    before = signal.getsignal(signal.SIGCHLD)
     try:
         return iter(loader)
     except OSError as error:
         what = f"{joined.who(joined.rank)} could not start the workers that read {reading.name}: {error}"
         raise DataFailed(what, kind_of(what)) from error
+    finally:
+        if before is not None and signal.getsignal(signal.SIGCHLD) is not before:  # None: one that is not Python's
+            signal.signal(signal.SIGCHLD, before)
 
 
 def next_batch(iterator: Iterator[T], joined: Dist, reading: Reading, start: int) -> T:
     """`next(iterator)`, with a look at the workers every two seconds or so.
 
-    DataLoader itself looks at them when its timeout is over (those that it has forked tell it at once, by SIGCHLD; the
-    children of a fork server do not). A timeout does not end its iterator, so its own is short (`patience`) and asked
-    again. `start`: samples at the beginning of a resumed stream that workers only read past, which may take long.
+    DataLoader itself looks at them when its timeout is over. A timeout does not end its iterator, so its own is short
+    (`patience`) and asked again. `start`: samples at the beginning of a resumed stream that workers only read past,
+    which may take long.
 
     Raises:
         StopIteration: there is no more.
@@ -97,13 +99,6 @@ def _timed_out(error: Exception) -> bool:
 
 def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> DataFailed:
     """What to raise instead of `error`."""
-    try:
-        return _explanation(error, iterator, joined, reading)
-    except RuntimeError:  # PyTorch's SIGCHLD handler, in the middle of it: of a forked worker it tells once
-        return _explanation(error, iterator, joined, reading)
-
-
-def _explanation(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> DataFailed:
     text = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(error, (EOFError, ConnectionError)):
         text = f"DataLoader worker exited unexpectedly: {text}"
@@ -114,10 +109,10 @@ def _explanation(error: Exception, iterator: Any, joined: Dist, reading: Reading
         text = f"DataLoader timed out after {joined.clocks.loader_s:g} seconds"
     at = {worker: f"worker {worker} at {reading.unit} {index}" for worker, index in enumerate(reading.at.tolist())}
     culprits = _culprits(error, iterator)
-    said = told(reading)
-    kind = next(iter(said.values()), "")
-    places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(said, "")).items()] or list(at.values())
-    text += f": it could not send a batch ({kind}), its traceback is in the output" if said else ""
+    told = {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
+    kind = next(iter(told.values()), "")  # a worker has said so before it ended
+    places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(told, "")).items()] or list(at.values())
+    text += f": it could not send a batch ({kind}), its traceback is in the output" if told else ""
     what = f"{joined.who(joined.rank)} could not read {reading.name} ({', '.join(places)}): {text}"
     return DataFailed(what, kind or kind_of(what))
 

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, NonFinite, RunFailed
-from .fetch import kind_of, told
+from .fetch import kind_of
 from .heartbeat import beat
-from .reading import Reading
 from .setup import Dist
 from .verdict import Verdict
 
@@ -71,8 +70,8 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
     elif isinstance(error, DataFailed):
         kind, advice = error.kind, DATA_ADVICE.get(error.kind, "")
-    elif "DataLoader worker" in text:  # of a forked one PyTorch tells by a signal handler, whatever runs then
-        kind = next((kind for reading in Reading.all for kind in told(reading).values()), kind_of(text))
+    elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
+        kind = kind_of(text)
         advice = DATA_ADVICE.get(kind, "")
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar, cast
-from weakref import WeakSet
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
@@ -21,15 +20,12 @@ T = TypeVar("T")
 class Reading:
     """Which sample each worker reads, and why it could not send one, in memory that the training process sees."""
 
-    all: ClassVar[WeakSet[Reading]] = WeakSet()  # those of the loaders of this process
-
     def __init__(self, name: str, unit: str, joined: Dist, workers: int) -> None:
         self.name, self.unit = name, unit
         self.rank, self.attempt = joined.rank, joined.place.attempt
         self.at = torch.full((max(workers, 1),), -1, dtype=torch.int64).share_memory_()
         self.cause = torch.full_like(self.at, -1).share_memory_()  # a position in fetch.CAUSES
         self.samples = 0  # read so far, by this process
-        Reading.all.add(self)
 
     @contextmanager
     def of(self, index: int) -> Iterator[None]:

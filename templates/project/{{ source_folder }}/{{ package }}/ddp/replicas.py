@@ -1,0 +1,41 @@
+"""The DDP models of this process, noted as they are made: whatever compares ranks, or explains a hang, finds them here."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_made: list[weakref.ref[DistributedDataParallel]] = []
+
+
+def models() -> list[DistributedDataParallel]:
+    """Those that are still in use, in the order in which they were made: the same on all ranks."""
+    return [model for each in _made if (model := each()) is not None]
+
+
+def keep_models(before: Callable[[nn.Module], None]) -> None:
+    """From now on, call `before(module)` ahead of each DDP wrapper over all ranks, and note the wrapper.
+
+    At the constructor, so that networks which user code wraps by itself are seen as well. Models of a smaller process
+    group or a device mesh differ between groups by intention: those are left alone.
+    """
+    construct = DistributedDataParallel.__init__
+    if hasattr(construct, "noting"):
+        return
+
+    @wraps(construct)
+    def noting(self: DistributedDataParallel, module: nn.Module, *arguments: Any, **options: Any) -> None:
+        whole = options.get("process_group") is None and options.get("device_mesh") is None and len(arguments) < 6
+        if whole:
+            before(module)
+        construct(self, module, *arguments, **options)
+        if whole:
+            _made.append(weakref.ref(self))
+
+    noting.noting = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = noting  # type: ignore[method-assign]

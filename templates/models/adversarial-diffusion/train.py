@@ -30,7 +30,7 @@ from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
 from .ddp.lockstep import polled
-from .ddp.metrics import clip_gradients, global_norm, step_if_finite
+from .ddp.metrics import clip_gradients, global_norm, gradient_norm, step_if_finite
 from .ddp.rehearsal import largest_batch, rehearse
 from .ddp.rng import seed_generators
 from .ddp.session import Session, session
@@ -109,25 +109,34 @@ def train(settings: Settings, run: Session) -> None:
         return torch.stack([loss.detach().float(), terms.float()])
 
     def gradients(loss_of: Loss, parts: Sequence[Sequence[Tensor]], *models: DistributedDataParallel) -> Tensor:
-        """Forward and backward of all parts through `models`; returns loss and terms, summed over parts and ranks."""
+        """Forward and backward of all parts through `models`; returns loss and terms of this rank, float32 [2]."""
         summed = torch.zeros(2, device=device)
         for number, part in enumerate(parts, 1):
             with ExitStack() as unsynced:
                 for model in models if number < len(parts) else ():  # one reduction a step, of each model
                     unsynced.enter_context(model.no_sync())
                 summed += forward_backward(loss_of, part)
-        with phase("agree"):  # batches may have unequal numbers of terms: the mean is over those of all ranks
-            dist.all_reduce(summed)
         return summed
 
-    def update(optimizer: torch.optim.Optimizer, network: torch.nn.Module, terms: Tensor) -> tuple[Tensor, Tensor]:
-        """Step, unless a gradient is not finite; returns the norm of the gradients, and 1 if it was skipped, else 0."""
-        scaler.unscale_(optimizer)
-        factor = job.world_size * options.batch_size / terms  # from DDP's mean of sums to the mean of terms
-        norm = clip_gradients(network.parameters(), factor, options.clip_norm)
-        skipped = step_if_finite(optimizer, norm)
-        optimizer.zero_grad(set_to_none=True)
-        return norm, skipped
+    def update(optimizer: torch.optim.Optimizer, network: torch.nn.Module, summed: Tensor) -> tuple[Tensor, ...]:
+        """Step, unless a gradient is not finite.
+
+        Returns: the mean loss over all terms of all ranks, the norm of the gradients, and 1 if it was skipped, else 0.
+        """
+        with phase("optim"):
+            scaler.unscale_(optimizer)
+            norm = gradient_norm(network.parameters()) / job.world_size
+        totals = torch.cat([summed, norm[None]])
+        with phase("agree"):  # one norm for all ranks: they clip alike to the bit, and skip a step alike
+            dist.all_reduce(totals)
+        with phase("optim"):
+            loss, terms, norm = totals
+            # Batches may have unequal numbers of terms: from DDP's mean of sums to the mean over all terms.
+            factor = job.world_size * options.batch_size / terms
+            norm = clip_gradients(network.parameters(), factor, options.clip_norm, norm)
+            skipped = step_if_finite(optimizer, norm)
+            optimizer.zero_grad(set_to_none=True)
+        return loss / terms, norm, skipped
 
     def both(batch: Sequence[Tensor]) -> None:  # so that every wrapper has gradients to compare
         forward_backward(d_loss, batch)
@@ -193,13 +202,11 @@ def train(settings: Settings, run: Session) -> None:
                 at |= position
                 parts += [batch]
 
-            d_summed = gradients(d_loss, parts, d)
-            with phase("optim"):
-                d_norm, d_skipped = update(d_optimizer, discriminator, d_summed[1])
+            d_mean, d_norm, d_skipped = update(d_optimizer, discriminator, gradients(d_loss, parts, d))
             with frozen(discriminator):  # else it would gather gradients here, which nobody reduces
                 summed = gradients(g_loss, parts, g1, g2)
+            mean, norm, skipped = update(optimizer, generators, summed)
             with phase("optim"):
-                norm, skipped = update(optimizer, generators, summed[1])
                 scaler.update()  # after both: one loss must not be scaled by one number and unscaled by another
                 nonfinite += torch.maximum(skipped, d_skipped)  # each norm is equal on all ranks, so each decision is
                 if average:
@@ -209,8 +216,8 @@ def train(settings: Settings, run: Session) -> None:
             step_done(at["step"], at["epoch"])
             bar.update()
             if due(at["step"], settings.log.every_steps):
-                values = {"loss": summed[0] / summed[1], "grad_norm": norm, "nonfinite_steps": nonfinite}
-                values |= {"d_loss": d_summed[0] / d_summed[1], "d_grad_norm": d_norm}
+                values = {"loss": mean, "grad_norm": norm, "nonfinite_steps": nonfinite}
+                values |= {"d_loss": d_mean, "d_grad_norm": d_norm}
                 run.metrics.scalars(at["step"], values | {"param_norm": global_norm(generators.parameters())})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
                 refuse_nonfinite(run.metrics.latest.get("nonfinite_steps", 0))

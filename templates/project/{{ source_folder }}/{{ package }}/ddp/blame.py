@@ -63,7 +63,8 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif isinstance(error, torch.OutOfMemoryError):
         kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
     elif isinstance(error, Diverged):
-        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
+        kind = error.kind
+        advice = error.advice or "look for an `if` on rank-local data around a collective or a forward"
     elif isinstance(error, NonFinite):
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif isinstance(error, CheckpointFailed):
@@ -79,7 +80,10 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
-    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
+    where = f"(phase {beat.phase}, step {beat.step})"
+    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} {where}"
+    if kind == "divergent_weights":  # all ranks raise it at once
+        reason = f"{text} {where}"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
     first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None

@@ -1,4 +1,4 @@
-"""The DDP models of this process, noted as they are made: whatever compares ranks, or explains a hang, finds them here."""
+"""The DDP models and optimisers of this process, noted as they appear: whatever compares ranks finds them here."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _made: list[weakref.ref[DistributedDataParallel]] = []
+_stepped: list[weakref.ref[torch.optim.Optimizer]] = []
 
 
 def models() -> list[DistributedDataParallel]:
     """Those that are still in use, in the order in which they were made: the same on all ranks."""
     return [model for each in _made if (model := each()) is not None]
+
+
+def optimizers() -> list[torch.optim.Optimizer]:
+    """Those that have made a step and are still in use, in the order of their first step."""
+    return [optimizer for each in _stepped if (optimizer := each()) is not None]
 
 
 def keep_models(before: Callable[[nn.Module], None]) -> None:
@@ -39,3 +47,15 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
 
     noting.noting = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = noting  # type: ignore[method-assign]
+
+
+def keep_optimizers() -> None:
+    """From now on, note each optimiser of this process at its first step."""
+    known = weakref.WeakSet[torch.optim.Optimizer]()
+
+    def note(optimizer: torch.optim.Optimizer, _arguments: Any, _options: Any) -> None:
+        if optimizer not in known:
+            known.add(optimizer)
+            _stepped.append(weakref.ref(optimizer))
+
+    register_optimizer_step_post_hook(note)

@@ -20,6 +20,7 @@ from . import faults, outcome, report
 from .agree import Agreement
 from .blame import peer_lost, verdict_of
 from .clocks import Clocks
+from .drift import Drift
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
@@ -30,6 +31,7 @@ from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
 from .rendezvous import Waiting, rendezvous, tell_all
+from .replicas import keep_models, keep_optimizers
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
@@ -82,9 +84,12 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
+        keep_models(lambda _module: None)
+        keep_optimizers()
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
-        agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
+        agreement = Agreement(joined, flags, preempt.poll_s, Drift(joined) if run.compare_replicas else None)
+        metrics = MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
@@ -125,7 +130,7 @@ def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     mine = verdict_of(error, joined)
-    if isinstance(error, Diverged) and error.ranks is None:
+    if isinstance(error, Diverged) and error.ranks is None and error.kind == "divergent_control_flow":
         monitor.fail(monitor.diagnose(explain))
     if isinstance(error, RunFailed) or peer_lost(error):
         beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting

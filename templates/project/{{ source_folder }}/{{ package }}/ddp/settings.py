@@ -36,6 +36,10 @@ class RunSettings(BaseModel, extra="forbid"):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     deterministic: bool = Field(False, description="on GPUs, too, a run repeats to the bit; some operations are slower")
+    compare_replicas: bool = Field(
+        True,
+        description="end a run whose ranks train different models (false for local SGD, which lets them)",
+    )
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 

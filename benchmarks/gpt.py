@@ -5,9 +5,10 @@
 
 Blocks of two loops alternate, with the same model, data and optimiser, in turn first and second of a round:
 
-- bare: forward, backward, optimiser step, and nothing else; no monitor runs;
-- watched: the same under the project's phases, agreement and step count, with metrics averaged over the ranks every 20
-  steps, and its monitor's threads, heartbeats and stall detection running with default clocks.
+- bare: forward, backward, torch's clip_grad_norm_, optimiser step, and nothing else; no monitor runs;
+- watched: the same as in the generated train.py, with its phases, agreement, comparison of replicas, one reduction of
+  loss and norm, clipping and skipped steps, metrics averaged over the ranks every 20 steps, and its monitor's threads,
+  heartbeats and stall detection running with default clocks. With one rank, replicas are summed as with many.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def main() -> None:
     joined = part("setup").setup_distributed(joined, options.device)
     part("heartbeat").beat.control = joined.control
     part("ledger").keep_ledger()
+    part("replicas").keep_models(lambda _module: None)
+    part("replicas").keep_optimizers()
     mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if joined.rank == 0 else ""
     scratch = Path(part("agree").from_rank0(joined, mine))
     for name in ("stacks", "heartbeats"):
@@ -186,7 +189,7 @@ def loops(
     heartbeat, metrics, preempt = part("heartbeat"), part("metrics"), part("preempt")
     flags = preempt.StopFlags(preempt.PreemptSettings())
     flags.stop_file = scratch / "stop"
-    agreement = part("agree").Agreement(joined, flags)
+    agreement = part("agree").Agreement(joined, flags, drift=part("drift").Drift(joined))
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
     count = 0
 
@@ -198,6 +201,7 @@ def loops(
         with precision():
             loss = model(texts[count % len(texts)])
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         count += 1
@@ -209,13 +213,19 @@ def loops(
             loss = model(texts[count % len(texts)])
         with heartbeat.phase("backward"):
             loss.backward()
+        norm = metrics.gradient_norm(model.parameters()) / joined.world_size
+        totals = torch.stack([loss.detach().float(), norm])
+        with heartbeat.phase("agree"):
+            dist.all_reduce(totals)
         with heartbeat.phase("optim"):
-            optimizer.step()
+            mean, norm = totals
+            norm = metrics.clip_gradients(model.parameters(), 1.0, 1.0, norm)
+            metrics.step_if_finite(optimizer, norm)
             optimizer.zero_grad(set_to_none=True)
         count += 1
         heartbeat.step_done(count, 0)
         if count % 20 == 0:
-            log.scalars(count, {"loss": loss})
+            log.scalars(count, {"loss": mean / joined.world_size, "grad_norm": norm})
 
     def settle() -> None:
         log.flush()

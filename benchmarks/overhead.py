@@ -47,6 +47,8 @@ def main() -> None:
     scratch = Path(part("ddp.agree").from_rank0(joined, tempfile.mkdtemp()))
     for name in ("stacks", "heartbeats"):
         (scratch / name).mkdir(exist_ok=True)
+    part("ddp.replicas").keep_models(lambda _module: None)
+    part("ddp.replicas").keep_optimizers()
     torch.manual_seed(0)
     net = part("model").build_model(part("model").ModelSettings(channels=options.channels)).to(joined.device)
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
@@ -128,7 +130,7 @@ def hardened_step(
     heartbeat, metrics, loader = part("ddp.heartbeat"), part("ddp.metrics"), part("ddp.loader")
     flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings())
     flags.stop_file = scratch / "stop"
-    agreement = part("ddp.agree").Agreement(joined, flags)
+    agreement = part("ddp.agree").Agreement(joined, flags, drift=part("ddp.drift").Drift(joined))
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
     feed = loader.endless(
         loader.make_loader(data, joined, loader.LoaderSettings(), batch_size=batch_size), joined, 0, 0
@@ -144,18 +146,20 @@ def hardened_step(
             loss, terms = part("model").training_loss(model, batch)
         with heartbeat.phase("backward"):
             (loss / batch_size).backward()
-        summed = torch.stack([loss.detach().float(), terms.float()])
+        norm = metrics.gradient_norm(model.parameters()) / joined.world_size
+        totals = torch.stack([loss.detach().float(), terms.float(), norm])
         with heartbeat.phase("agree"):
-            dist.all_reduce(summed)
+            dist.all_reduce(totals)
         with heartbeat.phase("optim"):
-            factor = joined.world_size * batch_size / summed[1]
-            norm = metrics.clip_gradients(model.parameters(), factor, 1.0)
+            summed, terms, norm = totals
+            factor = joined.world_size * batch_size / terms
+            norm = metrics.clip_gradients(model.parameters(), factor, 1.0, norm)
             metrics.step_if_finite(optimizer, norm)
             optimizer.zero_grad(set_to_none=True)
         count += 1
         heartbeat.step_done(count, 0)
         if count % 20 == 0:
-            log.scalars(count, {"loss": summed[0] / summed[1], "grad_norm": norm})
+            log.scalars(count, {"loss": summed / terms, "grad_norm": norm})
 
     return step
 

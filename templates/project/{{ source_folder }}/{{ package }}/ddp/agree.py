@@ -31,7 +31,7 @@ class Agreement:
 
     def __init__(self, joined: Dist, flags: StopFlags, every_s: float = 1.0, drift: Drift | None = None) -> None:
         self.joined, self._flags, self._every_s = joined, flags, every_s
-        self._drift = drift if joined.world_size > 1 else None
+        self._drift = drift
         self._pending: tuple[dist.Work, torch.Tensor, Digest | None] | None = None
         self._polls = 0  # since the pending all_reduce began
         self._stale = 0  # votes to come whose measured speed no longer holds

@@ -88,7 +88,8 @@ def session(
         keep_optimizers()
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
-        agreement = Agreement(joined, flags, preempt.poll_s, Drift(joined) if run.compare_replicas else None)
+        drift = Drift(joined) if run.compare_replicas and joined.world_size > 1 else None
+        agreement = Agreement(joined, flags, preempt.poll_s, drift)
         metrics = MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, default_collate
 from .agree import gather
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
+from .layout import compare_modes
 from .metrics import global_norm
 from .rng import random_state, restore_random_state
 from .setup import Dist
@@ -76,6 +77,8 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     first = time.monotonic() - began
     _zero(models)
     _wait_for_all(joined)
+    for model in models:  # a mode may have changed since the wrapper was made
+        compare_modes(joined, model.module)
 
     began = time.monotonic()
     for model in models:

@@ -1,4 +1,4 @@
-"""The DDP models of this process, noted as they are made: whatever compares ranks, or explains a hang, finds them here."""
+"""The DDP models of this process, noted as they are made, for whatever compares ranks or explains a hang."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _made: list[weakref.ref[DistributedDataParallel]] = []
+_local: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
 def models() -> list[DistributedDataParallel]:
     """Those that are still in use, in the order in which they were made: the same on all ranks."""
     return [model for each in _made if (model := each()) is not None]
+
+
+def local_buffers(module: nn.Module) -> set[str]:
+    """Names of buffers of this network that each rank changes by its own samples, like running statistics."""
+    return _local.setdefault(module, set())
 
 
 def keep_models(before: Callable[[nn.Module], None]) -> None:

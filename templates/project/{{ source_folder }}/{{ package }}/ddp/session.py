@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,12 +25,14 @@ from .ending import write_heartbeat
 from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase
+from .layout import compare_model
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
 from .rendezvous import Waiting, rendezvous, tell_all
+from .replicas import keep_models
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
@@ -83,6 +86,7 @@ def session(
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        keep_models(partial(compare_model, joined))
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)

@@ -57,8 +57,11 @@ def compare_model(joined: Dist, module: nn.Module) -> None:
 
 
 def compare_modes(joined: Dist, module: nn.Module) -> None:
-    """Check that all ranks train, or evaluate, the same parts of `module`. Raises as `compare_model` does."""
-    refuse(joined, type(module).__name__, differences(joined, dict(_modes(module))))
+    """Check that all ranks train, evaluate and freeze the same parts of `module`. Raises as `compare_model` does."""
+    rows = dict(_modes(module))
+    for name, parameter in module.named_parameters():
+        rows[f"parameter {name}"] = "trained" if parameter.requires_grad else "frozen"
+    refuse(joined, type(module).__name__, differences(joined, rows))
 
 
 def refuse(joined: Dist, what: str, found: list[Difference]) -> None:
@@ -67,6 +70,7 @@ def refuse(joined: Dist, what: str, found: list[Difference]) -> None:
         first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         remedy = next(text for begin, text in REMEDIES.items() if first.name.startswith(begin))
         problem = f"{what} is not the same on all ranks: {first.name}: {first.text(joined.hosts)}{more}"
+        problem = problem.replace("_orig_mod.", "")  # torch.compile's
         raise ConfigError(problem, remedy, "ranks_differ")
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _made: list[weakref.ref[DistributedDataParallel]] = []
+_before: list[Callable[[nn.Module], None]] = []  # one: that of the session that began last
 _local: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -30,6 +31,7 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
     At the constructor, so that networks which user code wraps by itself are seen as well. Models of a smaller process
     group or a device mesh differ between groups by intention: those are left alone.
     """
+    _before[:] = [before]
     construct = DistributedDataParallel.__init__
     if hasattr(construct, "noting"):
         return
@@ -38,7 +40,7 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
     def noting(self: DistributedDataParallel, module: nn.Module, *arguments: Any, **options: Any) -> None:
         whole = options.get("process_group") is None and options.get("device_mesh") is None and len(arguments) < 6
         if whole:
-            before(module)
+            _before[0](module)
         construct(self, module, *arguments, **options)
         if whole:
             _made.append(weakref.ref(self))

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from . import faults, outcome, report
 from .agree import Agreement
 from .blame import peer_lost, verdict_of
+from .buffers import check_network
 from .clocks import Clocks
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
 from .heartbeat import beat, phase
-from .layout import compare_model
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
@@ -86,7 +86,7 @@ def session(
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
-        keep_models(partial(compare_model, joined))
+        keep_models(partial(check_network, joined))
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)

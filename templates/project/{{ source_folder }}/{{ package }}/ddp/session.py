@@ -36,6 +36,7 @@ from .replicas import keep_models
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
+from .sources import compare_sources
 from .verdict import Verdict, explain
 
 log = logging.getLogger("ddp")
@@ -86,6 +87,7 @@ def session(
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        compare_sources(joined)
         keep_models(partial(check_network, joined))
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)

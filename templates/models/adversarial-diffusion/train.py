@@ -55,13 +55,14 @@ def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
     job, device, options = run.dist, run.dist.device, settings.train
 
-    seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
+    seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks
     generators, discriminator = build_model(settings.model)
     networks = [part.to(device) for part in (generators.coarse, generators.refiner, discriminator)]
     g1, g2, d = (wrap(network, options.compile) for network in networks)  # the same weights, each with DDP around them
     average = AveragedModel(generators, multi_avg_fn=get_ema_multi_avg_fn(options.ema)) if options.ema else None
     # What is evaluated and drawn: plain, so it never communicates.
     shown = cast(Generators, average.module) if average else generators
+    train_data, val_data = build_datasets(settings.data)
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     lr, decay = options.learning_rate, options.weight_decay
     optimizer, d_optimizer = (  # a long memory of gradients is of little use against an opponent that moves
@@ -70,7 +71,6 @@ def train(settings: Settings, run: Session) -> None:
     )
     scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")  # one scale for both optimisers
 
-    train_data, val_data = build_datasets(settings.data)
     seed, full = settings.run.seed, options.compile  # a smaller last batch would be compiled once more
     loader = make_loader(train_data, job, settings.loader, batch_size=options.batch_size, seed=seed, full=full)
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)

@@ -49,18 +49,18 @@ def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
     job, device, options = run.dist, run.dist.device, settings.train
 
-    seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
+    seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks
     network = build_model(settings.model).to(device)
     model = wrap(network, options.compile)  # the same weights, with DDP and perhaps torch.compile around them
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(options.ema)) if options.ema else None
     shown = average.module if average else network  # what is evaluated and drawn: plain, so it never communicates
+    train_data, val_data = build_datasets(settings.data)
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
     scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")
 
-    train_data, val_data = build_datasets(settings.data)
     seed, full = settings.run.seed, options.compile  # a smaller last batch would be compiled once more
     loader = make_loader(train_data, job, settings.loader, batch_size=options.batch_size, seed=seed, full=full)
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)

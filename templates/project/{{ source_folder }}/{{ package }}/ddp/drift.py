@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .errors import Diverged
 from .ledger import minority
-from .replicas import models, optimizers
+from .replicas import local_buffers, models, optimizers
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -191,7 +191,7 @@ class Layout:
         These are of each rank's own batches, until DDP overwrites them with rank 0's at the next forward.
         """
         prefix = "" if len(models()) == 1 else f"{_label(models(), model)}."
-        free = {prefix + name for name in model.parameters_to_ignore}
+        free = {prefix + name for name in {*model.parameters_to_ignore, *local_buffers(model.module)}}
         parameters, buffers, parts = [], [], []
         for path, part in model.module.named_modules():
             before = f"{prefix}{path}." if path else prefix

@@ -19,6 +19,7 @@ from .fetch import begin, next_batch, patience
 from .heartbeat import phase
 from .lockstep import in_step
 from .reading import Located
+from .samples import compare_samples
 from .setup import Dist
 from .shards import GlobalOrder, LocatedStream, lengths_of
 from .workers import fitting_workers, protect_worker, worker_context
@@ -51,6 +52,7 @@ def make_loader(
     collate_fn: Callable[[list[T]], Any] | None = None,
     sharded: bool = False,
     full: bool = False,
+    compare: bool = True,
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
@@ -65,9 +67,12 @@ def make_loader(
     worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
 
     `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
+    `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
+    a stream once its first batch has been read.
 
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
+        DataFailed: the worker that read samples to compare them hung or died.
     """
     what, least = "training" if train else "evaluation", batch_size if full else 1
     _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
@@ -78,6 +83,8 @@ def make_loader(
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
     else:
+        if compare:
+            compare_samples(dataset, joined, what, workers, settings.start_method)
         lengths = lengths_of(dataset)
         order = GlobalOrder(
             len(cast(Any, dataset)),

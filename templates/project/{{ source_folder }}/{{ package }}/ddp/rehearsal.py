@@ -14,12 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from .agree import gather
+from .buffers import note_changed
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
+from .layout import compare_modes
 from .metrics import global_norm
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .shards import lengths_of
+from .unused import refuse_unused, without_gradient
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
@@ -60,6 +63,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     fails here; the optimiser's own state comes with its first step.
 
     Raises:
+        ConfigError: on all ranks, naming parameters without a gradient, or modes that differ between ranks.
         Diverged: on all ranks, naming those whose gradients differ.
     """
     device = joined.device
@@ -74,8 +78,12 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
         step()
         _synchronize(device)
     first = time.monotonic() - began
+    without = [without_gradient(model) for model in models]
     _zero(models)
     _wait_for_all(joined)
+    for model, found in zip(models, without, strict=True):
+        compare_modes(joined, model.module)  # they may have changed since the wrapper was made
+        refuse_unused(joined, type(model.module).__name__, found)
 
     began = time.monotonic()
     for model in models:
@@ -83,6 +91,8 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     step()
     norm = global_norm(parameter.grad for model in models for parameter in model.parameters()).item()
     second = time.monotonic() - began
+    for model in models:
+        note_changed(joined, model.module)
     _zero(models)
     restore_random_state(random, device)
     with torch.no_grad():

@@ -14,6 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _made: list[weakref.ref[DistributedDataParallel]] = []
 _stepped: list[weakref.ref[torch.optim.Optimizer]] = []
+_before: list[Callable[[nn.Module], None]] = []  # one: that of the session that began last
+_local: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
 def models() -> list[DistributedDataParallel]:
@@ -26,12 +28,18 @@ def optimizers() -> list[torch.optim.Optimizer]:
     return [optimizer for each in _stepped if (optimizer := each()) is not None]
 
 
+def local_buffers(module: nn.Module) -> set[str]:
+    """Names of buffers of this network that each rank changes by its own samples, like running statistics."""
+    return _local.setdefault(module, set())
+
+
 def keep_models(before: Callable[[nn.Module], None]) -> None:
     """From now on, call `before(module)` ahead of each DDP wrapper over all ranks, and note the wrapper.
 
     At the constructor, so that networks which user code wraps by itself are seen as well. Models of a smaller process
     group or a device mesh differ between groups by intention: those are left alone.
     """
+    _before[:] = [before]
     construct = DistributedDataParallel.__init__
     if hasattr(construct, "noting"):
         return
@@ -40,7 +48,7 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
     def noting(self: DistributedDataParallel, module: nn.Module, *arguments: Any, **options: Any) -> None:
         whole = options.get("process_group") is None and options.get("device_mesh") is None and len(arguments) < 6
         if whole:
-            before(module)
+            _before[0](module)
         construct(self, module, *arguments, **options)
         if whole:
             _made.append(weakref.ref(self))

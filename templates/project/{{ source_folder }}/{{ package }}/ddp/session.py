@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from . import faults, outcome, report
 from .agree import Agreement
 from .blame import peer_lost, verdict_of
+from .buffers import check_network
 from .clocks import Clocks
 from .drift import Drift
 from .ending import write_heartbeat
@@ -35,6 +37,7 @@ from .replicas import keep_models, keep_optimizers
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
+from .sources import compare_sources
 from .verdict import Verdict, explain
 
 log = logging.getLogger("ddp")
@@ -84,9 +87,10 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
-        keep_models(lambda _module: None)
-        keep_optimizers()
         keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        compare_sources(joined)
+        keep_models(partial(check_network, joined))
+        keep_optimizers()
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         drift = Drift(joined) if run.compare_replicas and joined.world_size > 1 else None
         agreement = Agreement(joined, flags, preempt.poll_s, drift)

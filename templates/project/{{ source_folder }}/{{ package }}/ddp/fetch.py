@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from .errors import DataFailed
 from .heartbeat import progress
+from .preempt import shielded
 from .reading import Reading
 from .setup import Dist
 
@@ -43,7 +44,7 @@ def patience(joined: Dist) -> float:
 
 
 def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
-    """`iter(loader)`, which starts the workers.
+    """`iter(loader)`, which starts the workers and, the first time, their fork server.
 
     PyTorch then raises in a handler of SIGCHLD, wherever the training process is, when a forked worker ends: in the
     middle of C++ that is an abort. So the handler that was there before is put back, and `next_batch` looks itself.
@@ -53,7 +54,8 @@ def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
     """
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        return iter(loader)
+        with shielded():
+            return iter(loader)
     except OSError as error:
         what = f"{joined.who(joined.rank)} could not start the workers that read {reading.name}: {error}"
         raise DataFailed(what, kind_of(what)) from error

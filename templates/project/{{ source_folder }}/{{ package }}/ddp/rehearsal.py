@@ -17,6 +17,7 @@ from .agree import gather
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
 from .metrics import global_norm
+from .preempt import shielded
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .shards import lengths_of
@@ -67,7 +68,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
-    with phase("compile"), ExitStack() as alone:
+    with phase("compile"), shielded(), ExitStack() as alone:  # torch.compile starts compilers, and keeps some of them
         for model in models:
             alone.enter_context(model.no_sync())
             model.require_forward_param_sync = False  # buffers, too, are broadcast with the others only

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from .agree import gather
+from .collation import put_together
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
 from .metrics import global_norm
@@ -39,15 +40,17 @@ def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
     if lengths is None:
         return first
     random, samples = random_state(CPU), []
+    longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
     with phase("data"):
-        for index in sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]:
+        for index in longest:
             try:
                 samples.append(dataset[index])
             except Exception as error:
                 what = f"could not read index {index} of {type(dataset).__name__}: {type(error).__name__}: {error}"
                 raise DataFailed(what) from error
     restore_random_state(random, CPU)
-    batch: T = getattr(dataset, "collate", default_collate)(samples)
+    collate = getattr(dataset, "collate", default_collate)
+    batch: T = put_together(collate, samples, longest, type(dataset).__name__)
     return batch
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
+from .collation import Collation
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
@@ -78,7 +79,7 @@ def make_loader(
     _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
-    located: Dataset[T]
+    located: Located[T] | LocatedStream[T]
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
@@ -102,7 +103,7 @@ def make_loader(
         sampler=order,
         num_workers=workers,
         drop_last=full or (sharded and uneven == "drop"),  # else only some ranks might have a smaller last batch
-        collate_fn=collate_fn or getattr(dataset, "collate", None),
+        collate_fn=Collation(collate_fn or getattr(dataset, "collate", None), located.reading),
         timeout=patience(joined) if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,

@@ -15,10 +15,12 @@ from torch.utils.data import Dataset, default_collate
 
 from .agree import gather
 from .buffers import note_changed
+from .collation import put_together
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
 from .layout import compare_modes
 from .metrics import global_norm
+from .preempt import shielded
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .shards import lengths_of
@@ -41,15 +43,17 @@ def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
     if lengths is None:
         return first
     random, samples = random_state(CPU), []
+    longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
     with phase("data"):
-        for index in sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]:
+        for index in longest:
             try:
                 samples.append(dataset[index])
             except Exception as error:
                 what = f"could not read index {index} of {type(dataset).__name__}: {type(error).__name__}: {error}"
                 raise DataFailed(what) from error
     restore_random_state(random, CPU)
-    batch: T = getattr(dataset, "collate", default_collate)(samples)
+    collate = getattr(dataset, "collate", default_collate)
+    batch: T = put_together(collate, samples, longest, type(dataset).__name__)
     return batch
 
 
@@ -71,7 +75,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
-    with phase("compile"), ExitStack() as alone:
+    with phase("compile"), shielded(), ExitStack() as alone:  # torch.compile starts compilers, and keeps some of them
         for model in models:
             alone.enter_context(model.no_sync())
             model.require_forward_param_sync = False  # buffers, too, are broadcast with the others only

@@ -127,6 +127,7 @@ class LocatedStream(IterableDataset[T]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         first = mine = END  # first: of the whole epoch, to pad with
+        mine_at = -1
         position, taken = -1, 0
 
         def is_ours() -> bool:
@@ -141,14 +142,16 @@ class LocatedStream(IterableDataset[T]):
                 continue
             place = (position - self.start) % self.world_size
             if place == self.rank:
-                mine = sample
+                mine, mine_at = sample, position
             if place == self.world_size - 1:  # only now is it known that every rank has one
                 if is_ours():
+                    self.reading.given.append(mine_at)
                     yield mine
                 taken += 1
         rest = max(0, position + 1 - self.start) % self.world_size
         last = mine if self.rank < rest else first if self.uneven == "pad" else END
         if rest and self.uneven != "drop" and last is not END and is_ours():
+            self.reading.given.append(mine_at if self.rank < rest else self.rank)
             yield last
 
     def _all(self) -> Iterator[T]:
@@ -159,4 +162,6 @@ class LocatedStream(IterableDataset[T]):
                 sample = next(iterator, END)
             if sample is END:
                 return
+            if self.sharded:
+                self.reading.given.append(position)
             yield sample

@@ -1,0 +1,122 @@
+"""What a checkpoint of a rendered project refuses to hold, and how it says so; without ranks."""
+
+from __future__ import annotations
+
+import enum
+import io
+import sys
+from argparse import Namespace
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def storable(render: Callable[..., Path]) -> Iterator[ModuleType]:
+    source = render({"package": "stored"}, name="stored") / "src"
+    sys.path.insert(0, str(source))
+    from stored.ddp import storable  # type: ignore[import-not-found]
+
+    yield storable
+    sys.path.remove(str(source))
+
+
+@dataclass
+class Options:
+    width: int = 3
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "advice"),
+    [
+        (Namespace(width=3), "argparse.Namespace", "vars(...)"),
+        (Options(), "Options", "dataclasses.asdict(...)"),
+        (Path("data"), "PosixPath", "str(...)"),
+        (Color.RED, "Color", ".value"),
+        (Point(1, 2), "Point", "what it is made of"),
+        (lambda: 0, "function", "what it is made of"),
+        (frozenset([1]), "frozenset", "what it is made of"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_with_its_key(
+    storable: ModuleType, value: Any, kind: str, advice: str
+) -> None:
+    states = {"options": {"args": [1, {"deep": value}], "step": 3}}
+    refused = storable.refusal({}, states)
+    assert "options.state_dict()['args'][1]['deep'] is of type " in refused.problem
+    assert kind in refused.problem
+    assert advice in refused.remedy
+    assert type(refused.error()).__name__ == "ConfigError"
+
+
+def test_numpy_is_refused(storable: ModuleType) -> None:
+    numpy = pytest.importorskip("numpy")
+    assert ".item()" in storable.refusal({}, {"options": {"loss": numpy.float64(1)}}).remedy
+    assert "from_numpy" in storable.refusal({}, {"options": {"seen": numpy.zeros(3)}}).remedy
+
+
+def test_what_this_torch_loads_is_taken(storable: ModuleType) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 10)
+    own: dict[Any, Any] = {
+        **{"counts": Counter("aab"), "set": {1, 2}, "shape": torch.Size([1]), "type": torch.float32, "none": None},
+        **{("a", 1): b"x", "many": list(range(1000)), "order": OrderedDict(a=1), "device": torch.device("cpu")},
+    }
+    own["itself"] = own
+    objects = {"model": network, "optimizer": optimizer}
+    states = {name: item.state_dict() for name, item in objects.items()}
+    states |= {"scheduler": scheduler.state_dict(), "own": own}
+    assert storable.refusal(objects, states) is None
+    file = io.BytesIO()
+    torch.save(states, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def test_what_the_user_allows_is_taken(storable: ModuleType) -> None:
+    with torch.serialization.safe_globals([Options]):
+        assert storable.refusal({}, {"options": {"args": Options()}}) is None
+
+
+def test_only_what_is_trained_must_be_finite(storable: ModuleType) -> None:
+    network = torch.nn.Linear(2, 2)
+    network.register_buffer("mask", torch.full((2, 2), float("-inf")))
+    network.frozen = torch.nn.Parameter(torch.full((2,), float("-inf")), requires_grad=False)
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    objects = {"model": network, "optimizer": optimizer}
+    assert storable.refusal(objects, {}) is None
+    optimizer.state[network.weight]["exp_avg_sq"][0, 0] = float("inf")
+    refused = storable.refusal(objects, {})
+    assert "exp_avg_sq of parameter 0 in optimizer is not finite" in refused.problem
+    assert type(refused.error()).__name__ == "NonFinite"
+    with torch.no_grad():
+        network.bias[0] = float("nan")
+    assert "model.bias, exp_avg_sq of parameter 0 in optimizer is not finite" in storable.refusal(objects, {}).problem
+
+
+def test_a_file_that_cannot_be_loaded_is_told_in_the_same_words(storable: ModuleType, tmp_path: Path) -> None:
+    torch.save({"options": {"args": Namespace(width=3)}}, tmp_path / "state.pt")
+    with pytest.raises(Exception, match="Weights only load failed") as caught:
+        torch.load(tmp_path / "state.pt", weights_only=True)
+    error = storable.not_loadable(tmp_path / "state.pt", caught.value)
+    assert "of type argparse.Namespace" in str(error)
+    assert "add_safe_globals([argparse.Namespace])" in str(error)

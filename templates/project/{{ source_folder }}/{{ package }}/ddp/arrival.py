@@ -125,7 +125,7 @@ def _same_gpu(arrivals: Iterable[Arrival]) -> list[Finding]:
     return [
         Finding(
             f"ranks {ranges(ranks)} on {host} have the same GPU ({gpu}), which NCCL refuses",
-            "give each rank a GPU of its own: look at CUDA_VISIBLE_DEVICES, LOCAL_RANK, and how many GPUs were asked for",
+            "give each rank a GPU of its own: look at CUDA_VISIBLE_DEVICES, LOCAL_RANK and the GPUs asked for",
             blocks=True,
             kind="device_mapping",
         )
@@ -138,11 +138,10 @@ def _loopback(arrivals: Sequence[Arrival]) -> list[Finding]:
     """Ranks whose gloo listens where only their own host finds it, and ranks elsewhere that must."""
     if len({(one.host, one.machine) for one in arrivals}) == 1 or len({one.machine for one in arrivals} - {""}) == 1:
         return []
-    set_by = os.environ.get("GLOO_SOCKET_IFNAME")
     return [
         Finding(
-            f"gloo offers the other hosts {one.gloo or 'a loopback address'}, which leads each of them to itself: "
-            + (f"GLOO_SOCKET_IFNAME is {set_by}" if set_by else f"that is what the host name {one.host} resolves to there"),
+            f"gloo offers the other hosts {one.gloo or 'a loopback address'}, which leads each to itself: it is "
+            f"the address of GLOO_SOCKET_IFNAME, or without one what the host name {one.host} resolves to there",
             "set GLOO_SOCKET_IFNAME on that host to its interface towards the others (ip -o address shows them)",
             blocks=True,
             ranks=(one.rank,),

@@ -1,8 +1,8 @@
 """What torchrun says at its end, below all that we print: its table of failed ranks, made from a file of each rank.
 
-torchrun (torch 2.6 to 2.13, torch/distributed/elastic/multiprocessing/errors/__init__.py and api.py) reads the file when
-it finds that a process has ended. The root cause is the failure with the smallest timestamp, in whole seconds, and the
-first to be found of equal ones; of a process without a file the time is when torchrun looked. What is shown is
+torchrun (torch 2.6 to 2.13, torch/distributed/elastic/multiprocessing/errors/__init__.py and api.py) reads the file
+when it finds that a process has ended. The root cause is the failure with the smallest timestamp, in whole seconds, and
+the first to be found of equal ones; of a process without a file the time is when torchrun looked. What is shown is
 `py_callstack`, and `message` only without one. A file that is cut short ends torchrun with a traceback of its own.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from .env import Place
 from .verdict import Verdict
 
-LATER_S = 2  # those that only tell of it come after the rank that torchrun itself saw die, which it looks for every 0.1 s
+LATER_S = 2  # seconds by which the others come after a rank that torchrun has seen die: it looks every 0.1 s
 
 
 def tell_torchrun(verdict: Verdict, place: Place | None = None, stack: str = "", began: float | None = None) -> None:

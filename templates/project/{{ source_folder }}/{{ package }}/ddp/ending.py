@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn

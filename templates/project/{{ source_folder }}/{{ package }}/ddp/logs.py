@@ -74,8 +74,8 @@ def say_last(text: str) -> None:
     """
 
     def speak() -> None:
-        for stream in (sys.stdout, sys.stderr, sys.__stderr__):
-            with suppress(OSError, ValueError, AttributeError):  # closed, full or absent
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            with suppress(Exception):  # closed, full, or user code
                 stream.flush()
         rest = f"{text}\n".encode(errors="backslashreplace")
         with suppress(OSError):  # the line is in outcome.json

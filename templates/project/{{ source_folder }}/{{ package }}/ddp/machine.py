@@ -36,7 +36,8 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
     """One row of the table, and what is wrong. Needs no other rank."""
     several = place.local_world_size < place.world_size
     row, found = _gpus(place, run.device)
-    row |= {"cpus": cpus_for_this_process(place), "versions": versions(row["device"]), "arrival": present(place).as_json()}
+    row |= {"cpus": cpus_for_this_process(place), "versions": versions(row["device"])}
+    row["arrival"] = present(place).as_json()
     nccl = row["device"] != "CPU"
     for part, findings in (_memory(place, loader), _files(place), writable(checkpoint_directory(run))):
         row |= part

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from .board import states
 from .setup import Dist
 
-
 LAUNCHER = os.getppid()
 LAUNCHER_ADVICE = "SIGKILL, SIGUSR1 or SIGUSR2 came to torchrun: send signals to the ranks; look for oom-kill in dmesg"
 

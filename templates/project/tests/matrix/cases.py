@@ -29,6 +29,7 @@ class Case(BaseModel, extra="forbid", frozen=True):
     exits: dict[str, int] = {}  # the exit code of each rank, where they do not all say the same as the outcome
     same_losses: bool = False  # all metrics equal those of a training without a fault, to the last digit
     warns: str = ""  # and this exactly once
+    root_cause: str = ""  # how the last failure of torchrun's table begins: "rank 1: rank_killed"
     args: list[str] = []
     program: str = ""  # of programs.py, instead of training
     check: str = ""  # of checkpoints.py, instead of a run

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .arrival import Arrival, crowded
 from .findings import Finding, named, ranges
 from .links import Link
 
@@ -44,8 +45,9 @@ def differences(rows: Sequence[Row]) -> list[Finding]:
     for (host, _), ranks in owners.items():
         if len(ranks) > 1:
             what = f"ranks {ranges(ranks)} on {host} have the same GPU, which NCCL refuses"
-            found.append(Finding(what, "bind one GPU to each task, or let every task see all of them", blocks=True))
-    return found
+            remedy = "bind one GPU to each task, or let every task see all of them"
+            found.append(Finding(what, remedy, blocks=True, kind="device_mapping"))
+    return found + crowded(Arrival.from_json(row["arrival"]) for row in rows)
 
 
 def clocks(offsets: Mapping[str, float], reference: str) -> list[Finding]:

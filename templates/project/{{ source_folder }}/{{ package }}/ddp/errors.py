@@ -20,6 +20,10 @@ class ConfigError(Exception):
         self.kind = kind
 
 
+class RunTaken(ConfigError):
+    """The run directory belongs to another start that is still alive: nothing may be written there."""
+
+
 class StopRequested(BaseException):
     """All ranks agreed to stop: a signal, the time limit or a stop file (exit code 75 once a checkpoint is saved)."""
 

@@ -20,7 +20,7 @@ from .errors import STALLED
 from .heartbeat import beat, line, snapshot
 from .ledger import ledger
 from .setup import Dist, connect_store
-from .siblings import Siblings
+from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .stragglers import compare_ranks, tell
 from .verdict import Judge, State, Verdict, judge
 
@@ -116,6 +116,9 @@ class Monitor:
                 if self._tick() and not self._stopping.is_set():
                     self._answer_by += 15 * beat_s + size / 200
                     self.fail(self.diagnose())
+                if gone := launcher_gone():  # on another node than the store's, nothing else would tell
+                    what = f"{gone} on {self._joined.place.host}"
+                    self.fail(Verdict(STALLED, "store_lost", what, advice=LAUNCHER_ADVICE))
                 if time.monotonic() - self._spoke >= self._heartbeat_s:
                     self._speak()
                 self._answer_by = float("inf")
@@ -173,10 +176,13 @@ class Monitor:
     def _store_lost(self, problem: str, mine: bool = True) -> None:
         reason = f"the store on the host of rank 0 ({self._joined.hosts[0]}) no longer answers: {problem}"
         advice = "look at rank 0's output, and whether that host, its network and the launcher are still up"
+        blamed = None if self._joined.place.agent_store else [0]  # torchrun serves it there, and no rank
+        if gone := launcher_gone():
+            reason, advice = f"{gone} on {self._joined.place.host}", LAUNCHER_ADVICE
         # The real store could block: with a local one, this rank ends by itself and waits for no other.
         self._gone = self._joined.world_size - 1
         if not self._stopping.is_set():
-            self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice), mine, dist.HashStore())
+            self.fail(Verdict(STALLED, "store_lost", reason, blamed, advice=advice), mine, dist.HashStore())
 
     def _publish(self, store: dist.Store, news: int | None = None) -> None:
         news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it

@@ -15,6 +15,19 @@ import torch.distributed as dist
 from .board import states
 from .setup import Dist
 
+LAUNCHER = os.getppid()
+LAUNCHER_ADVICE = "SIGKILL, SIGUSR1 or SIGUSR2 came to torchrun: send signals to the ranks; look for oom-kill in dmesg"
+
+
+def launcher_gone() -> str:
+    """What to say when torchrun's agent, which has started this rank, is there no more; else nothing.
+
+    Only torchrun: a rank started by hand may well outlive its shell.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.getppid() == LAUNCHER:
+        return ""
+    return f"the launcher (torchrun, process {LAUNCHER}) is gone, and has left its ranks behind"
+
 
 class Siblings:
     """Knows the processes of this host's other ranks, as soon as they have published a state."""

@@ -39,7 +39,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 KEPT = Path(__file__).with_suffix(".json")
 LIMIT_S = 90.0  # after the fault
 START_S = 120.0  # until the fault
-GRACE_S = 5.0  # for what the launcher has told to end
+GRACE_S = 30.0  # for what is on its way out when the launcher has ended; what then still runs is left behind
 HALF = 600_000  # bytes of a file in which the writer was killed, see peers/fault.py
 
 PEERS = {"plain": "plain DDP", "accelerate": "Accelerate", "lightning": "Lightning", "project": "generated project"}
@@ -161,6 +161,13 @@ def send(number: int, processes: list[int]) -> None:
             continue
 
 
+def end(folder: Path) -> None:
+    """Nothing of the job is left when this returns."""
+    while left := marked(folder):
+        send(signal.SIGKILL, left)
+        time.sleep(0.05)
+
+
 def run(peer: str, fault: str, folder: Path, base: Path) -> Result:
     """Start the job, wait for its end, look at what it has left, and end that."""
     (folder / "tmp").mkdir(parents=True)
@@ -177,7 +184,7 @@ def run(peer: str, fault: str, folder: Path, base: Path) -> Result:
             once_more(result, found, folder, base)
         return result
     finally:
-        send(signal.SIGKILL, marked(folder))
+        end(folder)
 
 
 def watched(peer: str, fault: str, folder: Path, base: Path) -> tuple[int | None, float, int]:
@@ -195,7 +202,7 @@ def watched(peer: str, fault: str, folder: Path, base: Path) -> tuple[int | None
             send(signal.SIGTERM, [job.pid] if fault == "stop" else marked(folder))
         if time.time() > (min(injected) + LIMIT_S if injected else began + START_S):
             left = marked(folder)
-            send(signal.SIGKILL, left)
+            end(folder)
             job.wait()
             return None, time.time(), len(left)
         time.sleep(0.02)
@@ -203,7 +210,7 @@ def watched(peer: str, fault: str, folder: Path, base: Path) -> tuple[int | None
     while (left := marked(folder)) and time.time() < ended + GRACE_S:
         time.sleep(0.02)
     last = ended if left else time.time()
-    send(signal.SIGKILL, left)
+    end(folder)
     return job.returncode, last if last - ended > 0.1 else ended, len(left)
 
 
@@ -440,6 +447,13 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {**old, **new, "peers": {**old["peers"], **new["peers"]}, "results": results}
 
 
+def leave(number: int, _frame: object) -> None:
+    """Ctrl-C or a signal: the job is ended and its files go, which a second signal must not interrupt."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Measure, or print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -459,7 +473,8 @@ def main() -> None:
         for path, text in (pages(kept) if options.write else {}).items():
             path.write_text(text)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job is ended, and its files go
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     kept = measured(options)

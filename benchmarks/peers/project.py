@@ -27,11 +27,11 @@ DATA: Edits = [
 LOOP: Edits = [
     IMPORT,
     (
-        "            set_learning_rate(optimizer, settings, step)\n",
-        "            set_learning_rate(optimizer, settings, step)\n"
-        "            fault.begin(step)\n"
-        "            if fault.alone(step):\n"
-        "                dist.barrier()\n",
+        "                at |= position\n",
+        "                at |= position\n"
+        "                fault.begin(step)\n"
+        "                if fault.alone(step):\n"
+        "                    dist.barrier()\n",
     ),
     (
         "            loss, terms = training_loss(model, batch)\n",

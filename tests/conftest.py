@@ -43,6 +43,22 @@ def pytest_unconfigure() -> None:
     _isolated.cleanup()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a second try without its reason: what passes only then has a cause, and mostly it is ours."""
+    marked = [(item, mark) for item in items for mark in item.iter_markers("flaky")]
+    if bare := sorted({item.path.name for item, mark in marked if not mark.kwargs.get("reason")}):
+        raise pytest.UsageError(f"say why, as flaky(reruns=1, reason=...): {', '.join(bare)}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests needed a second try; SECOND_TRIES names a file that collects them over several runs."""
+    again = [report.nodeid for report in terminalreporter.stats.get("rerun", [])]
+    terminalreporter.write_line("\n  ".join([f"second tries: {len(again)}", *again]))
+    if collected := os.environ.get("SECOND_TRIES"):
+        with open(collected, "a") as file:
+            file.writelines(f"{name}\n" for name in again)
+
+
 def git(directory: Path, *args: str) -> str:
     """Run git in `directory` and return its output."""
     return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout

@@ -43,18 +43,18 @@ def pytest_unconfigure() -> None:
     _isolated.cleanup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a second try without its reason: what passes only then has a cause, and mostly it is ours."""
-    marked = [(item, mark) for item in items for mark in item.iter_markers("flaky")]
-    if bare := sorted({item.path.name for item, mark in marked if not mark.kwargs.get("reason")}):
-        raise pytest.UsageError(f"say why, as flaky(reruns=1, reason=...): {', '.join(bare)}")
+    for mark in item.iter_markers("flaky"):
+        assert mark.kwargs.get("reason"), "say why: flaky(reruns=1, reason=...)"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say which tests needed a second try; SECOND_TRIES names a file that collects them over several runs."""
     again = [report.nodeid for report in terminalreporter.stats.get("rerun", [])]
     terminalreporter.write_line("\n  ".join([f"second tries: {len(again)}", *again]))
-    if collected := os.environ.get("SECOND_TRIES"):
+    collected = os.environ.get("SECOND_TRIES")
+    if collected and not hasattr(terminalreporter.config, "workerinput"):  # xdist's workers summarise what is theirs
         with open(collected, "a") as file:
             file.writelines(f"{name}\n" for name in again)
 

@@ -1,5 +1,5 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
-# make test       a cross-section of the tests; no root, under 12 minutes on 2 cores
+# make test       a cross-section of the tests; no root, under 8 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine
 # make test-update projects of every release, brought to the working tree; and the built package
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets

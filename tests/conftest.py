@@ -43,6 +43,22 @@ def pytest_unconfigure() -> None:
     _isolated.cleanup()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a second try without its reason: what passes only then has a cause, and mostly it is ours."""
+    for mark in item.iter_markers("flaky"):
+        assert mark.kwargs.get("reason"), "say why: flaky(reruns=1, reason=...)"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests needed a second try; SECOND_TRIES names a file that collects them over several runs."""
+    again = [report.nodeid for report in terminalreporter.stats.get("rerun", [])]
+    terminalreporter.write_line("\n  ".join([f"second tries: {len(again)}", *again]))
+    collected = os.environ.get("SECOND_TRIES")
+    if collected and not hasattr(terminalreporter.config, "workerinput"):  # xdist's workers summarise what is theirs
+        with open(collected, "a") as file:
+            file.writelines(f"{name}\n" for name in again)
+
+
 def git(directory: Path, *args: str) -> str:
     """Run git in `directory` and return its output."""
     return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout

@@ -6,12 +6,8 @@ imported inside the functions that need them.
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
-import warnings
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +15,7 @@ import typer
 from . import __version__
 from ._errors import ERROR, INTERRUPTED, EdgeGroup, ScaffoldError, report
 from .commands import new, presets, update
+from .signals import ending_on_signals
 
 app = typer.Typer(
     name="ddp-scaffold",
@@ -61,24 +58,12 @@ def main() -> None:
         report(ScaffoldError("stdout is closed", "Leave it open; `> /dev/null` discards the output."), as_json=False)
         sys.exit(ERROR)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name that the locale cannot print
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup, for one, ignores SIGHUP: so it stays
-            signal.signal(number, _interrupt)
     try:
-        app()
+        with ending_on_signals():
+            app()
     except SystemExit as end:
         if end.code == INTERRUPTED:  # all is cleaned up; Python would complain of a prompt's coroutine that never began
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Clean up as after Ctrl-C; more such signals, which often come in pairs, do not disturb that."""
-    for other in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
-    # The prompt that is given up may be reading its history, or not have begun: neither is worth a word.
-    logging.getLogger("prompt_toolkit").setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
-    raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pexpect
@@ -27,12 +27,12 @@ def wizard(work: Path, scaffold_env: dict[str, str]) -> Iterator[Spawn]:
     """`wizard("demo", ...)` starts `ddp-scaffold new demo ...` on a terminal of 120 columns, or `columns`."""
     children = []
 
-    def start(*args: str, columns: int = 120) -> pexpect.spawn:
+    def start(*args: str, columns: int = 120, program: Sequence[str] = SCAFFOLD) -> pexpect.spawn:
         environment = scaffold_env | {"COLUMNS": str(columns)}
         environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # this terminal does not tell where its cursor is
         child = pexpect.spawn(
-            sys.executable,
-            [*SCAFFOLD[1:], "new", *args],
+            program[0],
+            [*program[1:], "new", *args],
             env=environment,
             dimensions=(50, columns),
             encoding="utf-8",
@@ -331,8 +331,7 @@ def test_ctrl_c_at_the_confirmation_leaves_nothing(wizard, work):
     interrupted(child, work)
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(("number", "later"), [(signal.SIGTERM, True), (signal.SIGHUP, False)])
 def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
     child = wizard("demo")
     child.expect_exact("Where will it train?")
@@ -343,6 +342,16 @@ def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
         child.expect_exact("Name of the Python package")
         child.expect_exact(DRAWN)
     child.kill(number)
+    interrupted(child, work)
+
+
+@pytest.mark.parametrize("moment", ["1", "4", "end"])
+def test_signal_at_any_moment_of_a_question_is_like_ctrl_c(wizard, ask, work, moment):
+    program = [sys.executable, str(Path(__file__).with_name("signal_at.py")), moment]
+    child = wizard("demo", "--preset", "local", program=program)
+    ask(child, "project_name", ENTER)
+    if moment == "end":
+        ask(child, "package", ENTER)
     interrupted(child, work)
 
 

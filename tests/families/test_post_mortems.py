@@ -10,7 +10,7 @@ import pytest
 from family_runs import Run, train
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.flaky(reruns=1)  # clocks of seconds, on a machine that may have other work
+short_clocks = pytest.mark.flaky(reruns=1, reason="clocks of seconds, on a machine that may have other work")
 Family = Callable[..., Path]
 QUIET = ["--run.device", "cpu", "--log.tracker", "none", "--log.every_steps", "5"]
 CLOCKS = [
@@ -23,6 +23,7 @@ def report(run: Run) -> str:
     return (run.dir / "report.md").read_text()
 
 
+@short_clocks
 def test_1_rank_0_draws_for_longer_than_a_collective_may_take(family: Family) -> None:
     arguments = [*CLOCKS, "--train.steps", "12", "--sample.every_steps", "6", "--clocks.guard_s", "60"]
     run = train(family("diffusion"), *arguments, DDP_FAULTS="sleep@rank=0,step=6,phase=guard:sample,seconds=10")
@@ -32,6 +33,7 @@ def test_1_rank_0_draws_for_longer_than_a_collective_may_take(family: Family) ->
     assert re.search(r"waiting for rank 0 \(\S+\) in guard:sample for 10 s", waiting), waiting
 
 
+@short_clocks
 def test_1_rank_0_that_hangs_while_it_draws_is_named(family: Family) -> None:
     arguments = [*CLOCKS, "--train.steps", "12", "--sample.every_steps", "6", "--clocks.guard_s", "5"]
     run = train(family("diffusion"), *arguments, DDP_FAULTS="sleep@rank=0,step=6,phase=guard:sample")
@@ -69,6 +71,7 @@ def test_2_an_error_in_one_rank_ends_all_and_too_many_workers_are_not_started(fa
         assert f"heartbeat rank={rank}" in (run.dir / "logs" / f"rank{rank}.log").read_text()
 
 
+@short_clocks
 def test_3_uneven_shards_of_features_are_gathered(family: Family) -> None:
     """Three ranks, whose shares of the validation set differ in size: the metrics are those of one process."""
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "2", "--train.learning_rate", "1e-12"]
@@ -80,6 +83,7 @@ def test_3_uneven_shards_of_features_are_gathered(family: Family) -> None:
     assert found[0] == found[1]
 
 
+@short_clocks
 def test_3_a_rank_that_does_not_come_to_the_gather_is_named(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "6"]
     run = train(family("retrieval"), *arguments, DDP_FAULTS="sleep@rank=1,step=6,phase=eval")
@@ -87,6 +91,7 @@ def test_3_a_rank_that_does_not_come_to_the_gather_is_named(family: Family) -> N
     assert (run.outcome["kind"], run.outcome["first_ranks"], run.outcome["phase"]) == ("missing_rank", [1], "eval")
 
 
+@short_clocks
 def test_4_slow_steps_are_told_with_the_phase_that_grew(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "40", "--log.heartbeat_s", "0.5"]
     run = train(family("masked-lm"), *arguments, DDP_FAULTS="sleep@rank=1,step=30,phase=forward,seconds=2.5")
@@ -98,6 +103,7 @@ def test_4_slow_steps_are_told_with_the_phase_that_grew(family: Family) -> None:
     assert "rehearsal: a step of the largest batch" in run.output, "the first check of all ranks together"
 
 
+@short_clocks
 def test_5_a_rank_that_lags_in_logging_is_named_while_training_goes_on(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "40", "--log.heartbeat_s", "1"]
     arguments += ["--log.every_steps", "1"]

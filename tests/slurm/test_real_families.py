@@ -12,7 +12,8 @@ from family_runs import PAIRS, Row, every_second_at_once, options
 from training_helpers import ANSWERS, everything
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeout(300)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky, pytest.mark.timeout(300)]
 ROWS = [row for row in PAIRS if row["launcher"] == "srun"]
 
 

@@ -29,8 +29,8 @@ from training_helpers import (
     slow,
 )
 
-# See tests/faults/test_matrix.py for the rerun.
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeout(300)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky, pytest.mark.timeout(300)]
 
 Train = Callable[..., Any]
 Timed = Callable[[str, str, float], None]

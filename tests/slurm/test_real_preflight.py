@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-# See tests/faults/test_matrix.py for the rerun.
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeout(300)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky, pytest.mark.timeout(300)]
 
 PREFLIGHT = ["python", "-m", "digits.ddp.preflight", "--run.device", "cpu", "--train.steps", "7"]
 PAIR = "rank 0 (tn1) - rank 1 (tn2)"

@@ -15,8 +15,8 @@ from launch_helpers import environment, with_standin
 
 from ddp_scaffold import presets
 
-# See tests/faults/test_matrix.py for the rerun.
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky]
 
 ROOT = Path(__file__).parents[2]
 SLURM = [

@@ -22,8 +22,8 @@ from training_helpers import (
     slow,
 )
 
-# See tests/faults/test_matrix.py for the rerun.
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1), pytest.mark.timeout(300)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky, pytest.mark.timeout(300)]
 
 PREEMPTING = ["--nodes=2", "--gpus-per-node=2", "--wrap=true"]  # takes both nodes, does nothing
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from launch_helpers import alive, parent, with_standin
 
-# See tests/faults/test_matrix.py for the rerun.
-pytestmark = [pytest.mark.slurm, pytest.mark.flaky(reruns=1)]
+flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
+pytestmark = [pytest.mark.slurm, flaky]
 
 ANSWERS = {
     "preset": "generic-slurm",

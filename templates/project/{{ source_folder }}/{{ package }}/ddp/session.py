@@ -23,13 +23,14 @@ from .clocks import Clocks
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
-from .heartbeat import beat, phase
+from .heartbeat import beat, lose, phase
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
 from .preempt import PreemptSettings, StopFlags, kind_of
 from .rendezvous import Waiting, rendezvous, tell_all
+from .replicas import keep_models
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
@@ -82,7 +83,9 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
-        keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
+        keep_ledger(kept, joined.control)
+        keep_models(lambda _network: None)
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
         agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
@@ -123,12 +126,14 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
 
 def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    lost = isinstance(error, RunFailed) or peer_lost(error)
+    if lost:
+        lose(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     mine = verdict_of(error, joined)
     if isinstance(error, Diverged) and error.ranks is None:
         monitor.fail(monitor.diagnose(explain))
-    if isinstance(error, RunFailed) or peer_lost(error):
-        beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting
+    if lost:
         monitor.wait_for_verdict()
         found = monitor.diagnose()
         if found.kind != "unknown":

@@ -142,7 +142,7 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
         timeout=seconds(clocks.collective_s),
         device_id=chosen if chosen.type == "cuda" else None,
     )
-    control = dist.new_group(backend="gloo", timeout=seconds(clocks.collective_s))
+    control = dist.new_group(backend="gloo", timeout=seconds(clocks.guard_s))  # decisions wait for slow ranks, too
     assert isinstance(control, dist.ProcessGroup)  # never the non-member marker: the group holds all ranks
     dist.monitored_barrier(control, timeout=seconds(clocks.init_s), wait_all_ranks=True)
 

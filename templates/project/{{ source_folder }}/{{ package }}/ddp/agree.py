@@ -104,9 +104,13 @@ class Agreement:
 
 
 def total(joined: Dist, values: torch.Tensor) -> torch.Tensor:
-    """The sum of `values` over all ranks, on the training group. Every rank must call it, with equal shapes."""
+    """The sum of `values` over all ranks, on the training group. Every rank must call it, with equal shapes.
+
+    The ranks meet on the control group first, whose clock is longer: some come late, after an evaluation, say.
+    """
     summed = values.detach().clone().to(joined.device)
     with phase("agree"):
+        dist.barrier(group=joined.control)
         dist.all_reduce(summed)
         return summed.cpu()
 

@@ -123,8 +123,11 @@ def last_words(run_dir: Path, rank: int) -> str:
 
 
 def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:
-    """The last collective of a rank that did not live to tell, from the file that it has kept."""
-    entry = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
+    """Where a rank was that did not live to tell, and its last collective, from the file that it has kept."""
+    entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
+    if kept.get("pid") != state.get("pid"):  # the last attempt has left it
+        return
+    state |= kept
     recent = state.get("recent", ())
     if entry and entry[0] > (recent[-1][0] if recent else 0):
         state["asked"], state["recent"] = entry[0], [*recent, entry]

@@ -28,7 +28,7 @@ from .elastic import tell_torchrun
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
 from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, RunTaken, StopRequested
-from .heartbeat import beat, phase
+from .heartbeat import beat, lose, phase
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file, say_last
 from .metrics import LogSettings, MetricLog
@@ -91,7 +91,8 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
-        keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
+        keep_ledger(kept, joined.control)
         compare_sources(joined)
         keep_models(partial(check_network, joined))
         keep_optimizers()
@@ -140,14 +141,16 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
 
 def _fail(monitor: Monitor, joined: Dist, directory: Path, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    lost = isinstance(error, RunFailed) or peer_lost(error)
+    if lost:
+        lose(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     if told := outcome.told(directory, joined.place.attempt):  # by a process that this rank has started
         monitor.fail(told)
     mine = verdict_of(error, joined)
     if isinstance(error, Diverged) and error.ranks is None and error.kind == "divergent_control_flow":
         monitor.fail(monitor.diagnose(explain))
-    if isinstance(error, RunFailed) or peer_lost(error):
-        beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting
+    if lost:
         monitor.wait_for_verdict()
         found = monitor.diagnose()
         if found.kind != "unknown":

@@ -151,7 +151,7 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
         problem = f"two ranks have the same GPU: NCCL says '{both and both[1]}' on {joined.who(place.rank)}"
         remedy = "give each rank a GPU of its own; NCCL takes MIG instances of one GPU for one"
         raise ConfigError(problem, remedy, "device_mapping") from error
-    control = dist.new_group(backend="gloo", timeout=seconds(clocks.collective_s))
+    control = dist.new_group(backend="gloo", timeout=seconds(clocks.guard_s))  # decisions wait for slow ranks, too
     assert isinstance(control, dist.ProcessGroup)  # never the non-member marker: the group holds all ranks
     dist.monitored_barrier(control, timeout=seconds(clocks.init_s), wait_all_ranks=True)
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
+from .draws import warn_of_generators
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
@@ -78,6 +79,8 @@ def make_loader(
     _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
+    if train:
+        warn_of_generators(dataset, joined, workers)
     located: Dataset[T]
     if isinstance(dataset, IterableDataset):
         order = None

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
 from .collation import Collation
+from .draws import warn_of_generators
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
@@ -80,6 +81,8 @@ def make_loader(
     workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
     located: Located[T] | LocatedStream[T]
+    if train:
+        warn_of_generators(dataset, joined, workers)
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)

@@ -75,3 +75,15 @@ def test_a_directory_that_the_nodes_do_not_share(allocate: Callable[..., Any], r
     assert re.search(
         r"^problem: rank 1 \(tn2\): .*/0 is not the directory that rank 0 \(tn1\) sees", said, re.MULTILINE
     )
+
+
+def test_training_by_itself_refuses_an_address_that_other_hosts_cannot_use(
+    allocate: Callable[..., Any], real_project: Path
+) -> None:
+    """Debian's 127.0.1.1 for the own host name comes to the same."""
+    job = allocate(real_project)
+    training = ["python", "-m", "digits.train", "--run.device", "cpu", "--train.steps", "7"]
+    job.start('[ "$SLURM_PROCID" = 0 ] || export GLOO_SOCKET_IFNAME=lo; exec "$@"', training)
+    code, said = job.step.wait(timeout=120), job.output()
+    assert code == 78, said
+    assert "rank 1 (tn2): gloo offers the other hosts 127.0.0.1" in said

@@ -44,6 +44,17 @@ def test_done(submit: Callable[..., Any], project: Path, launcher: str) -> None:
     assert "attempt 0 ended, done: the plan says done; exit code 0" in result.output
 
 
+def test_a_binding_left_in_the_shell_of_sbatch_is_not_for_the_ranks(
+    submit: Callable[..., Any], project: Path, launcher: str
+) -> None:
+    """nebius/soperator PR #2316: submitted from within an srun, every rank ran on the one core of that."""
+    left = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}
+    job = submit(project, ["--plan", "done"], LAUNCHER=launcher, **left)
+    assert job.wait().exit_code == 0
+    for rank in job.ready(0):
+        assert "0x1" not in rank["env"].get("SLURM_CPU_BIND", "") + rank["env"].get("SLURM_CPU_BIND_LIST", "")
+
+
 def test_what_the_ranks_find(submit: Callable[..., Any], project: Path, launcher: str) -> None:
     before = time.time()
     job = submit(project, ["--plan", "done"], LAUNCHER=launcher)

@@ -120,12 +120,12 @@ class Monitor:
             self._siblings.wait(beat_s - time.time() % beat_s)  # all ranks wake together
             try:
                 self._answer_by = time.monotonic() + silent_s
-                if self._tick() and not self._stopping.is_set():
-                    self._answer_by += 15 * beat_s + size / 200
-                    self._find_out()
                 if gone := launcher_gone():  # on another node than the store's, nothing else would tell
                     what = f"{gone} on {self._joined.place.host}"
                     self.fail(Verdict(STALLED, "store_lost", what, advice=LAUNCHER_ADVICE))
+                if self._tick() and not self._stopping.is_set():
+                    self._answer_by += 15 * beat_s + size / 200
+                    self._find_out()
                 if time.monotonic() - self._spoke >= self._heartbeat_s:
                     self._speak()
                 self._answer_by = float("inf")

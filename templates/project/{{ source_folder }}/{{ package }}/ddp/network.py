@@ -56,7 +56,7 @@ def check_interfaces(
     of_gloo = environ.get("GLOO_SOCKET_IFNAME", "")
     for name in filter(None, of_gloo.split(",")):
         if name not in known:
-            what = f"GLOO_SOCKET_IFNAME={of_gloo}: {name} is no interface of this host (it has {here})"
+            what = f"GLOO_SOCKET_IFNAME names {name}, which is no interface of this host (it has {here})"
             takes = "gloo takes whole names, separated by commas" + (", and no ^ or = as NCCL does" * (name[0] in "^="))
             found.append(Finding(what, f"{takes}: set it to one of these, or unset it", blocks=True))
         elif wrong := _unusable([known[name]], several_nodes):

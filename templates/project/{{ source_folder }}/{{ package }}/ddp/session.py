@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ from .replicas import keep_models, keep_optimizers
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
+from .siblings import launcher_gone
 from .sources import compare_sources
 from .verdict import Verdict, explain
 
@@ -194,8 +196,11 @@ def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) 
         code, kind = FAILED, "rank_exception"
     elif isinstance(error, (ConfigError, OSError, ValueError)):
         code, kind = CONFIG, error.kind if isinstance(error, ConfigError) else "launcher_misconfig"
-    say_last(f"error: {error}")
-    verdict = Verdict(code, kind, str(error), phase="init", step=0)
+    text = str(error)
+    if code == STALLED and (gone := launcher_gone()):  # and with it the store
+        kind, text = "store_lost", f"{gone} on {socket.gethostname()}: {text}"
+    say_last(f"error: {text}")
+    verdict = Verdict(code, kind, text, phase="init", step=0)
     tell_torchrun(verdict)
     if run.id and not isinstance(error, RunTaken) and not owner.held_by_another(run.dir / run.id):
         outcome.write(run.dir / run.id, verdict, attempt(), replace=True)

@@ -28,7 +28,7 @@ read = 0
 
 
 def signal_all() -> None:
-    """As Slurm without cgroups does, in each moment: to a fork server that is still importing, to a worker's first ms."""
+    """As Slurm without cgroups does, at each moment: to a fork server that still imports, to a worker's first ms."""
     mark = f"MARK={os.environ['MARK']}".encode()
     while read < 2:
         for path in Path("/proc").glob("[0-9]*/environ"):

@@ -37,7 +37,7 @@ class Color(enum.Enum):
     RED = 1
 
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024
+Point = namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,8 @@ def test_what_this_torch_loads_is_taken(storable: ModuleType) -> None:
     network(torch.ones(3, 2)).sum().backward()
     optimizer.step()
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 10)
-    own: dict[Any, Any] = {
-        **{"counts": Counter("aab"), "set": {1, 2}, "shape": torch.Size([1]), "type": torch.float32, "none": None},
-        **{("a", 1): b"x", "many": list(range(1000)), "order": OrderedDict(a=1), "device": torch.device("cpu")},
-    }
+    own: dict[Any, Any] = {"counts": Counter("aab"), "set": {1, 2}, "order": OrderedDict(a=1), "none": None}
+    own |= {("a", 1): b"x", "shape": torch.Size([1]), "type": torch.float32, "device": torch.device("cpu")}
     own["itself"] = own
     objects = {"model": network, "optimizer": optimizer}
     states = {name: item.state_dict() for name, item in objects.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,35 @@ def test_without_srun_a_process_trains_alone(submit: Submit, real_project: Path)
     assert [event.get("world_size") for event in events(real_project / "runs" / "alone")] == [1, None], everything(
         result
     )
+
+
+WORKERS = ["--loader.workers", "1", "--loader.batch_mb", "1"]
+SENT = [  # options of scancel; --full reaches the script and srun, too
+    pytest.param("--full --signal=USR2"),
+    pytest.param("--signal=USR2", marks=pytest.mark.long),
+    pytest.param("--full --signal=USR1", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("options", SENT)
+def test_a_signal_to_every_process_is_a_stop(
+    train: Callable[..., Any], slurm: dict[str, str], launcher: str, options: str
+) -> None:
+    """The fork server of the loader's workers has no handler, and a worker none in its first moments."""
+    job = train(WORKERS, DDP_FAULTS=slow(), LAUNCHER=launcher)
+    in_mid_training(job)
+    subprocess.run(["scancel", *options.split(), job.id], env=slurm, check=True, timeout=30)
+    result = job.wait(200)
+    assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
+    assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)
+
+
+def test_a_preempted_run_with_workers_is_requeued(
+    train: Callable[..., Any], submit: Submit, real_project: Path, launcher: str
+) -> None:
+    job = train(WORKERS, DDP_FAULTS=slow(), LAUNCHER=launcher)
+    in_mid_training(job)
+    submit(real_project, partition="high", options=PREEMPTING, script=())
+    result = job.wait(200)
+    assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
+    assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)

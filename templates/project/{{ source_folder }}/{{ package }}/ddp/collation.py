@@ -48,9 +48,9 @@ def put_together(collate: Collate, samples: list[Any], indices: Sequence[int], n
             raise
         info = get_worker_info()
         worker = f" (worker {info.id})" if info else ""
-        which, why = _odd(samples, indices) or (f"{unit} {_listed(indices)}", "")
-        which = which if why == "" else f"{unit} {which}"
-        raise DataFailed(f"{which} of {name}{worker}: no batch can be made of it: {why}{_place(error)}{cause}") from error
+        which, why = _odd(samples, indices) or (_listed(indices), "")
+        problem = f"{unit} {which} of {name}{worker}: no batch can be made of it: {why}{_place(error)}{cause}"
+        raise DataFailed(problem) from error
 
 
 def _odd(samples: list[Any], indices: Sequence[int]) -> tuple[str, str] | None:

@@ -75,7 +75,7 @@ def _refuse_lost_main(loader: DataLoader[Any]) -> None:
     file, own = getattr(main, "__file__", None), getattr(loader.dataset, "inner", None)
     if (file is None and type(own).__module__ == "__main__") or (file is not None and not os.path.exists(file)):
         came = "a notebook or -c" if file is None else file
-        problem = f"workers read {type(own).__name__} by importing the program again, which came from {came}, not a file"
+        problem = f"the workers must import the program again, which came from {came} and not from a file"
         raise ConfigError(problem, "put it into a file, or set loader.workers to 0")
 
 
@@ -118,7 +118,7 @@ def _timed_out(error: Exception) -> bool:
 def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> Exception:
     """What to raise instead of `error`."""
     if any(process.exitcode == CONFIG for process in getattr(iterator, "_workers", [])):
-        problem = f"a worker that reads {reading.name} imported the script that was started, and so called main() itself"
+        problem = f"a worker that reads {reading.name} imported the script that was started, and so called main(), too"
         return ConfigError(problem, 'put the call under `if __name__ == "__main__":`')
     text = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(error, (EOFError, ConnectionError)):

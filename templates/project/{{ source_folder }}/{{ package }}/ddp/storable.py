@@ -21,7 +21,7 @@ from .errors import ConfigError, NonFinite
 from .restore import Stateful
 
 PLAIN = {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter}
-REMEDY = "store plain numbers, strings, lists, dicts and tensors: {advice}, and make the object anew in load_state_dict()"
+REMEDY = "store plain numbers, strings, lists, dicts and tensors: {advice}, and make it anew in load_state_dict()"
 WHOLE = "wrap the network in DistributedDataParallel, or save and load it with torch.distributed.checkpoint"
 
 
@@ -86,7 +86,8 @@ def _split(item: object) -> str:
         sharded = _of("torch.distributed.fsdp", "FullyShardedDataParallel")
         if any(isinstance(module, sharded) for module in item.modules()):
             return "FullyShardedDataParallel"
-        for name, tensor in (*item.named_parameters(), *item.named_buffers()):
+        named: list[tuple[str, Tensor]] = [*item.named_parameters(), *item.named_buffers()]
+        for name, tensor in named:
             if isinstance(tensor, part):
                 return f"{name} is a DTensor, as fully_shard makes them"
     if isinstance(item, torch.optim.Optimizer):

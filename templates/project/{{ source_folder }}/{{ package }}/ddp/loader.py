@@ -23,7 +23,8 @@ from .lockstep import in_step
 from .reading import Located
 from .samples import compare_samples
 from .setup import Dist
-from .shards import GlobalOrder, LocatedStream, lengths_of
+from .shards import END, GlobalOrder, LocatedStream, lengths_of
+from .streams import compare_streams
 from .workers import fitting_workers, protect_worker, worker_context
 
 log = logging.getLogger("ddp")
@@ -86,6 +87,7 @@ def make_loader(
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
+        located.compared = sharded or not compare or joined.world_size == 1
     else:
         if compare:
             compare_samples(dataset, joined, what, workers, settings.start_method)
@@ -180,7 +182,12 @@ def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int
             try:
                 batch = next_batch(iterator, joined, located.reading, start if order is located else 0)
             except StopIteration:
-                return
+                batch = END
+        if isinstance(located, LocatedStream) and not located.compared:
+            located.compared = True
+            compare_streams(located.beginning, located.reading.name, joined)
+        if batch is END:
+            return
         yield batch
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,7 @@ from .agree import gather
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
-from .layout import fingerprint, kind
+from .parts import Parts, parts_of, without_addresses
 from .reading import Reading
 from .rng import random_state, restore_random_state, seed_generators
 from .same import NOTHING, Difference, digest
@@ -30,13 +28,11 @@ log = logging.getLogger("ddp")
 
 MOST = 32  # samples
 ENOUGH_S = 0.1  # of reading: then no further sample is begun
-MOST_PARTS = 64  # of one sample
 REMEDY = (
     "shuffle and split with a generator of its own, seeded alike on all ranks, and sort what a file system lists; "
     "make_loader(..., compare=False) if ranks must differ"
 )
-Parts = dict[str, str]  # of a sample: where -> what; of one that cannot be read: RAISES -> the error
-RAISES = "raises"
+RAISES = "raises"  # the only part of a sample that cannot be read; what it says is the error
 
 
 def compare_samples(dataset: Dataset[Any], joined: Dist, what: str, workers: int, start_method: str) -> None:
@@ -109,9 +105,9 @@ class Probe(Dataset[Parts | None]):
         self.reading.at[0] = index
         seed_generators(index)
         try:
-            return dict(_parts(self.inner[index]))
+            return parts_of(self.inner[index])
         except Exception as error:  # a data set may raise anything
-            return {RAISES: _without_addresses(" ".join(f"{type(error).__name__}: {error}".split())[:300])}
+            return {RAISES: without_addresses(" ".join(f"{type(error).__name__}: {error}".split())[:300])}
         finally:
             self.spent_s += time.monotonic() - began
 
@@ -149,42 +145,3 @@ def _read(
 
 def _as_is(sample: Parts | None) -> Parts | None:
     return sample
-
-
-def _parts(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Where -> what, for all that a sample is made of; never an address, which differs between processes."""
-    inner: list[tuple[str, Any]] | None = None
-    if isinstance(value, torch.Tensor):
-        yield where, f"{kind(value)} {fingerprint(value)}"
-    elif isinstance(value, (bool, int, float, complex, str, bytes, type(None), set, frozenset)) or _plain(value):
-        yield where, _text(value)
-    elif hasattr(value, "tobytes") and str(getattr(value, "dtype", "")) != "object":  # of numpy; images
-        size = getattr(value, "shape", getattr(value, "size", ""))
-        what = str(getattr(value, "dtype", getattr(value, "mode", type(value).__name__)))
-        yield where, f"{what}{list(size)} (checksum {zlib.crc32(value.tobytes()):08x})"
-    elif isinstance(value, Mapping):
-        inner = [(f"[{key!r}]", item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)):
-        inner = [(f"[{place}]", item) for place, item in enumerate(value)]
-    elif hasattr(value, "__dict__") and not callable(value):
-        inner = [(f".{name}", item) for name, item in vars(value).items()]
-    else:
-        yield where, type(value).__name__
-    if inner is not None and depth < 4:
-        for name, item in inner[:MOST_PARTS]:
-            yield from _parts(item, where + _without_addresses(name), depth + 1)
-        yield f"{where} length", str(len(inner))
-
-
-def _plain(value: Any) -> bool:
-    """A list of nothing but numbers and strings, like the tokens of a text."""
-    return isinstance(value, (list, tuple)) and all(isinstance(item, (int, float, str)) for item in value)
-
-
-def _text(value: Any) -> str:
-    text = repr(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)
-    return text if len(text) <= 60 else f"{text[:60]}... (checksum {zlib.crc32(text.encode()):08x})"
-
-
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", text)

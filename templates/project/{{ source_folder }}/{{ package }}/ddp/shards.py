@@ -13,6 +13,7 @@ from .errors import ConfigError
 from .heartbeat import progress
 from .reading import Reading, alone
 from .setup import Dist
+from .streams import Beginning
 
 T = TypeVar("T")
 END: Any = object()
@@ -113,6 +114,7 @@ class LocatedStream(IterableDataset[T]):
         self.seed, self.batch, self.uneven, self.sharded = seed, batch, uneven, sharded
         self.start = 0
         self.reading = Reading(type(inner).__name__, "sample", joined, workers)
+        self.beginning, self.compared = Beginning(), False
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Begin `epoch` without its first `start` samples (counted over all ranks); before the workers are started."""
@@ -164,4 +166,6 @@ class LocatedStream(IterableDataset[T]):
                 return
             if self.sharded:
                 self.reading.given.append(position)
+            else:
+                self.beginning.note(position, sample)
             yield sample

@@ -104,7 +104,7 @@ def test_three_ranks_in_order(project: Path, there: Path) -> None:
     done = torchrun(project, there, ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[-1] == IN_ORDER
+    assert lines[-1].startswith(IN_ORDER)  # on a busy machine a link may be slow, a warning
     assert lines[-2].startswith("preflight took ")
     assert [line.split()[0] for line in lines[:4]] == ["rank", "0", "1", "2"]
     assert sum(line.startswith("both ways") for line in lines) == 3, "every pair is timed"

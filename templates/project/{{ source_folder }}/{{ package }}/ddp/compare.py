@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arrival import Arrival, crowded
 from .findings import Finding, named, ranges
 from .links import Link
 
@@ -47,7 +46,7 @@ def differences(rows: Sequence[Row]) -> list[Finding]:
             what = f"ranks {ranges(ranks)} on {host} have the same GPU, which NCCL refuses"
             remedy = "bind one GPU to each task, or let every task see all of them"
             found.append(Finding(what, remedy, blocks=True, kind="device_mapping"))
-    return found + crowded(Arrival.from_json(row["arrival"]) for row in rows)
+    return found
 
 
 def clocks(offsets: Mapping[str, float], reference: str) -> list[Finding]:

@@ -21,6 +21,7 @@ from typing import NoReturn
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from . import compare, outcome
+from .arrival import Arrival, crowded
 from .board import values
 from .clocks import Clocks
 from .deadline import ANSWER_S, Deadline
@@ -119,7 +120,7 @@ def _check(joined: Dist, deadline: Deadline, run: RunSettings, row: Row, found: 
         told = [json.loads(text or b"") for text in values(joined.store, keys, complete=True)]  # waits for all
         rows = [row for row, _ in told]
         so_far = [Finding(**{**one, "ranks": tuple(one["ranks"])}) for _, some in told for one in some]
-        so_far += compare.differences(rows)
+        so_far += compare.differences(rows) + crowded(Arrival.from_json(row["arrival"]) for row in rows)
     blocked = any(finding.blocks for finding in so_far)
     if _from_rank0(joined, "blocked", str(blocked)) == "True":
         return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED) if joined.rank == 0 else None

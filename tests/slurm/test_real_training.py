@@ -122,6 +122,7 @@ SENT = [  # options of scancel; --full reaches the script and srun, too
 ]
 
 
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("options", SENT)
 def test_a_signal_to_every_process_is_a_stop(
     train: Callable[..., Any], slurm: dict[str, str], launcher: str, options: str
@@ -130,17 +131,18 @@ def test_a_signal_to_every_process_is_a_stop(
     job = train(WORKERS, PREFLIGHT="0", DDP_FAULTS=slow(), LAUNCHER=launcher)
     in_mid_training(job, 120)  # workers import torch, too
     subprocess.run(["scancel", *options.split(), job.id], env=slurm, check=True, timeout=30)
-    result = job.wait(200)
+    result = job.wait(300)
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
     assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)
 
 
+@pytest.mark.timeout(500)
 def test_a_preempted_run_with_workers_is_requeued(
     train: Callable[..., Any], submit: Submit, real_project: Path, launcher: str
 ) -> None:
     job = train(WORKERS, PREFLIGHT="0", DDP_FAULTS=slow(), LAUNCHER=launcher)
     in_mid_training(job, 120)  # workers import torch, too
     submit(real_project, partition="high", options=PREEMPTING, script=())
-    result = job.wait(200)
+    result = job.wait(300)
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
     assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)

@@ -114,7 +114,7 @@ def test_without_srun_a_process_trains_alone(submit: Submit, real_project: Path)
     )
 
 
-WORKERS = ["--loader.workers", "1", "--loader.batch_mb", "1"]
+WORKERS = ["--loader.workers", "1", "--loader.batch_mb", "1", "--clocks.loader_s", "28"]
 SENT = [  # options of scancel; --full reaches the script and srun, too
     pytest.param("--full --signal=USR2"),
     pytest.param("--signal=USR2", marks=pytest.mark.long),
@@ -122,25 +122,27 @@ SENT = [  # options of scancel; --full reaches the script and srun, too
 ]
 
 
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("options", SENT)
 def test_a_signal_to_every_process_is_a_stop(
     train: Callable[..., Any], slurm: dict[str, str], launcher: str, options: str
 ) -> None:
     """The fork server of the loader's workers has no handler, and a worker none in its first moments."""
-    job = train(WORKERS, DDP_FAULTS=slow(), LAUNCHER=launcher)
-    in_mid_training(job)
+    job = train(WORKERS, PREFLIGHT="0", DDP_FAULTS=slow(), LAUNCHER=launcher)
+    in_mid_training(job, 120)  # workers import torch, too
     subprocess.run(["scancel", *options.split(), job.id], env=slurm, check=True, timeout=30)
-    result = job.wait(200)
+    result = job.wait(300)
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
     assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)
 
 
+@pytest.mark.timeout(500)
 def test_a_preempted_run_with_workers_is_requeued(
     train: Callable[..., Any], submit: Submit, real_project: Path, launcher: str
 ) -> None:
-    job = train(WORKERS, DDP_FAULTS=slow(), LAUNCHER=launcher)
-    in_mid_training(job)
+    job = train(WORKERS, PREFLIGHT="0", DDP_FAULTS=slow(), LAUNCHER=launcher)
+    in_mid_training(job, 120)  # workers import torch, too
     submit(real_project, partition="high", options=PREEMPTING, script=())
-    result = job.wait(200)
+    result = job.wait(300)
     assert (result.state, result.exit_code, result.restarts) == ("COMPLETED", 0, 1), everything(result)
     assert ends(result.run_dir) == [(0, "stopped", "preempted"), (1, "done", "benign")], everything(result)

@@ -73,10 +73,10 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
     return [] if type(one) is type(other) and one == other else [where]
 
 
-def in_mid_training(job: Any) -> None:
+def in_mid_training(job: Any, seconds: float = 60) -> None:
     """Wait until the job trains: metrics are written when all ranks have made ten steps."""
     metrics = job.run_dir / "metrics.jsonl"
-    job.until(lambda: metrics.exists() and metrics.read_text(), f"{metrics}")
+    job.until(lambda: metrics.exists() and metrics.read_text(), f"{metrics}", seconds)
 
 
 def processes_of(job: Any) -> list[str]:

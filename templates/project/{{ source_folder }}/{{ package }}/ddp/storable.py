@@ -174,7 +174,7 @@ def _trained(objects: Mapping[str, Stateful]) -> Iterator[tuple[str, Tensor]]:
                 if parameter.requires_grad and parameter.is_floating_point() and parameter.device.type != "meta":
                     yield f"{name}.{key}", parameter
         if isinstance(item, torch.optim.Optimizer):
-            for number, (parameter, state) in enumerate(item.state.items()):
+            for number, (owner, state) in enumerate(item.state.items()):
                 for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == owner.shape:
                         yield f"{key} of parameter {number} in {name}", value

@@ -18,6 +18,12 @@ def after_backward() -> None:
             _awaited[model] = [name for name, each in model.module.named_parameters() if each.requires_grad]
 
 
+def named(indices: list[int]) -> list[str]:
+    """The parameters that DDP means by these numbers, where there is only one model."""
+    names = next(iter(_awaited.values()), []) if len(_awaited) == 1 else []
+    return [names[index] for index in indices if index < len(names)]
+
+
 def without_gradient() -> list[str]:
     """After a backward: the names of those that have no gradient, and yet are awaited.
 

@@ -44,6 +44,7 @@ class Beat:
     entered: int = 0  # `progress` at that time
     seconds: dict[str, float] = field(default_factory=dict)  # spent in each phase so far, without those inside it
     longest: dict[str, float] = field(default_factory=dict)  # the longest time without progress in each phase so far
+    complete: int = 0  # the last step of which the GPU is known to have finished all work
     missing: list[str] = field(default_factory=list)  # parameters without a gradient after the last backward, on gloo
     lost: tuple[str, str] | None = None  # the call, and its lines, that failed because of another rank
     pace: Pace = field(default_factory=Pace)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
-from .heartbeat import phase
+from .heartbeat import beat, phase
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -146,6 +146,7 @@ class MetricLog:
         self._pending = None
         if event is not None:
             event.synchronize()
+            beat.complete = step
         self.write(step, dict(zip(self._names, values.tolist(), strict=True)))
 
     def write(self, step: int, values: dict[str, float]) -> None:

@@ -17,6 +17,7 @@ from .board import Beats, answers, beat_interval, post, send_beat
 from .clocks import seconds
 from .ending import add_last_entry, end, last_words, write_heartbeat
 from .errors import STALLED
+from .exits import tell_exits
 from .heartbeat import beat, details, line, snapshot
 from .setup import Dist, connect_store
 from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
@@ -49,6 +50,7 @@ class Monitor:
         self._stacks: IO[str] = open(run_dir / "stacks" / f"rank{self._rank}.txt", "a")  # noqa: SIM115 (open until the end)
         print(f"=== attempt {joined.place.attempt}, pid {os.getpid()}", file=self._stacks, flush=True)
         faulthandler.enable(self._stacks)  # a crash in C code leaves its stack there
+        tell_exits(self._stacks)
         self._interval = beat_interval(size, self._clocks)
         # Rank 0 watches everyone, a few watch rank 0: work that grows with the number of ranks, not its square.
         watched = range(1, size) if self._rank == 0 else range(int(self._rank % max(1, size // WATCHERS) == 0))
@@ -211,7 +213,7 @@ class Monitor:
 
     def _publish(self, store: dist.Store, news: int | None = None) -> None:
         news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it
-        state = {**self._state(), "pid": os.getpid(), "news": news, "ended": self._siblings.ended}
+        state = {**self._state(), "pid": os.getpid(), "news": news, "ended": self._siblings.endings()}
         if news:  # a diagnosis wants more than the regular look
             state |= details()
         store.set(f"state/{self._rank}", json.dumps(state))

@@ -38,20 +38,24 @@ class Siblings:
         here = joined.place.host
         self._store, self._host, self._pids = store, here, dict[int, int]()
         self._unknown = [rank for rank, host in enumerate(joined.hosts) if host == here and rank != joined.rank]
-        self.ended: dict[int, str] = {}  # "with exit code 0", "by SIGKILL": of those that were seen to end
+        self._ended: dict[int, str] = {}  # rank -> "with exit code 0", "by SIGKILL"
         self._poll, self._watched = select.poll(), dict[int, int]()  # file descriptor of a process -> rank
         self._wake, self._waker = os.pipe()
         self._poll.register(self._wake, select.POLLIN)
 
     def dead(self) -> list[int]:
-        """The ranks whose process was there and is no more."""
+        """The ranks whose process was there and is no more. Asks the store for those that are not known yet."""
         if self._unknown:
             for state in states(self._store, self._unknown):
                 self._unknown.remove(state["rank"])
                 if parent_of(state["pid"]) == os.getppid():
                     self._pids[state["rank"]] = state["pid"]
                     self._watch(state["rank"], state["pid"])
-        return [rank for rank, pid in self._pids.items() if parent_of(pid) is None]
+        return list(self.endings())
+
+    def endings(self) -> dict[int, str]:
+        """Those that are known to be gone, and how they ended: "" where nobody has seen it in time."""
+        return {rank: self._ended.get(rank, "") for rank, pid in list(self._pids.items()) if parent_of(pid) is None}
 
     def wait(self, seconds: float) -> None:
         """Sleep until one of them ends, or somebody calls `wake`. Then hurry: the launcher is about to ask as well."""
@@ -60,7 +64,7 @@ class Siblings:
             if rank is None:  # woken
                 continue
             if ending := ending_of(self._pids[rank]):
-                self.ended[rank] = ending
+                self._ended[rank] = ending
             self._poll.unregister(descriptor)
             os.close(descriptor)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .errors import FAILED, OUTCOMES, STALLED, STOPPED
+from .exits import EXIT
 from .heartbeat import WAITING_FILES
 from .ledger import first_difference, minority
 from .whereabouts import State, apart, at_death, each, moves_on, pace, position, recent, waits, where
@@ -112,8 +113,8 @@ def _without_gradient(states: Sequence[State]) -> Verdict | None:
     ]
     reason = f"{'; '.join(texts)}. DDP waits for these gradients: {each(still, 4)}"
     advice = (
-        "a parameter that is frozen on some ranks only, or that their batch does not use: freeze on all ranks, before DDP "
-        "is made; add 0 * parameter.sum() to the loss where it is not used, or wrap with find_unused_parameters"
+        "a parameter that is frozen on some ranks only, or that their batch does not use: freeze on all ranks, before "
+        "DDP is made; add 0 * parameter.sum() to the loss where it is not used, or wrap with find_unused_parameters"
     )
     ranks = [int(state["rank"]) for state in past]
     return Verdict(STALLED, "divergent_control_flow", reason, ranks, "backward", past[0]["step"], advice)
@@ -140,8 +141,8 @@ def _idle_gpu(states: Sequence[State]) -> Verdict | None:
     if not late or not started:
         return None
     what = (
-        f"has not started collective {number} ({there[late[0]][1]}) on its GPU, and the others have: a kernel before it "
-        "does not end"
+        f"has not started collective {number} ({there[late[0]][1]}) on its GPU, and the others have: a kernel before "
+        "it does not end"
     )
     advice = "look at the kernels that this rank launches before it, with cuda-gdb, and at dmesg for Xid"
     return _verdict("missing_rank", states, late, what, advice)
@@ -156,16 +157,24 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
             what = "could run no Python code for clocks.silent_s: stuck in C code that holds the GIL, or suspended"
             advice = "its stack shows the call"
             return replace(_verdict("missing_rank", states, [rank], what, advice), stacks=stacks)
+        if EXIT in trace:
+            call = trace.partition(EXIT)[2].partition("\n")[0]
+            what = f"is gone: its process ended with exit code{call}"
+            advice = "raise an exception there instead: it is told to all ranks, with its traceback"
+            return _verdict("rank_killed", states, [rank], what, advice)
         if "Fatal Python error" not in trace:
             continue
         signal = trace.split("Fatal Python error: ", 1)[1].split("\n", 1)[0]
-        if signal == "Aborted" and any(part in trace for part in WAITING_FILES):
+        gloo = int(states[rank]["open"]) < 0
+        if signal == "Aborted" and gloo and any(part in trace for part in WAITING_FILES):
             return replace(_mismatched(states, rank, trace), stacks=stacks)
         what, advice = f"crashed ({signal}): a fault in C or CUDA code", "its stack shows the call"
+        if signal == "Aborted" and not gloo:
+            advice = "PyTorch's NCCL watchdog ends a process after an error on its GPU: its standard error tells which"
         return replace(_verdict("rank_killed", states, [rank], what, advice), stacks=stacks)
     endings = {int(rank): text for state in states for rank, text in state.get("ended", {}).items()}
     if known := [rank for rank in silent if rank in endings]:
-        return _judge_ended(states, known, endings[known[0]])
+        return _judge_ended(states, known, endings)
     hosts = {str(state["host"]) for state in states}
     gone = hosts - {str(state["host"]) for state in states if state["rank"] not in silent}
     advice = "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory"
@@ -176,13 +185,15 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
     return _verdict("rank_killed", states, silent, what, advice)
 
 
-def _judge_ended(states: Sequence[State], ranks: Sequence[int], ending: str) -> Verdict:
-    """A process of which another one on its host has seen how it ended."""
+def _judge_ended(states: Sequence[State], ranks: Sequence[int], endings: Mapping[int, str]) -> Verdict:
+    """Processes that others on their host have seen to be gone, and perhaps how they ended."""
+    ending = next((endings[rank] for rank in ranks if endings[rank]), "")
+    ranks = [rank for rank in ranks if endings[rank] == ending]
+    what = f"is gone: its process ended {ending}" if ending else "is gone: its process was killed, or ended by itself"
+    advice = "look at the kernel log of that host (dmesg: oom-kill), and for whoever sends signals"
     if "exit code" in ending:
         advice = "no exception ended it: look for os._exit, and for a library that calls exit()"
-        return _verdict("rank_killed", states, ranks, f"is gone: it ended {ending}", advice)
-    advice = "look at the kernel log of that host (dmesg: oom-kill), and for whoever sends signals"
-    return _verdict("rank_killed", states, ranks, f"is gone: it was ended {ending}", advice)
+    return _verdict("rank_killed", states, ranks, what, advice)
 
 
 def _mismatched(states: Sequence[State], rank: int, trace: str) -> Verdict:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# Copier clones the template for every project, which takes longer the more files there are.
+NOT_NEEDED = [f":(exclude){name}" for name in ("tests", "examples", "docs", "benchmarks")]
 _isolated = tempfile.TemporaryDirectory(prefix="ddp-scaffold-tests-")
 
 
@@ -66,11 +68,11 @@ def git(directory: Path, *args: str) -> str:
 
 @pytest.fixture(scope="session")
 def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A git repository with one commit, tagged with the version, of the working tree as it is now."""
+    """A git repository with one commit, tagged with the version, of what a release needs of the working tree."""
     from ddp_scaffold import __version__
 
     repo = tmp_path_factory.mktemp("template") / "ddp-scaffold"
-    listing = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listing = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NOT_NEEDED)
     for name in filter(None, listing.split("\0")):
         if (ROOT / name).is_file():  # listed but deleted files are not part of the working tree
             (repo / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +82,12 @@ def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(repo, "commit", "--quiet", "--message", "The working tree")
     git(repo, "tag", "--annotate", "--message", "Release", f"v{__version__}")
     return repo
+
+
+@pytest.fixture(scope="session")
+def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where mypy keeps what it found in torch, which all rendered projects import."""
+    return tmp_path_factory.mktemp("mypy")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 import reserved_names
 import yaml
 from cli_helpers import refused
+from cross_section import every
 
 LONG = "a" * 300
 BAD_NAMES = {
@@ -32,7 +33,7 @@ BAD_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
+@pytest.mark.parametrize("name", every(4, BAD_NAMES.values(), BAD_NAMES))
 @pytest.mark.parametrize("question", ["project_name", "package"])
 def test_bad_name_by_set(cli, work, question, name):
     refused(cli("new", "demo", "-y", "--set", f"{question}={name}"), work, 2, f"--set {question}: ")
@@ -42,7 +43,7 @@ def test_bad_name_by_set(cli, work, question, name):
 OTHERWISE_BAD = ("parent", "leading hyphen", "empty", "long", "newline", "trailing newline")
 
 
-@pytest.mark.parametrize("name", [name for key, name in BAD_NAMES.items() if key not in OTHERWISE_BAD])
+@pytest.mark.parametrize("name", every(4, [name for key, name in BAD_NAMES.items() if key not in OTHERWISE_BAD]))
 def test_bad_name_by_destination(cli, work, name):
     refused(cli("new", name, "-y"), work, 2, "DEST: the project name", "Pass --set project_name=")
 
@@ -62,7 +63,7 @@ def test_bad_name_by_answers_file(cli, work, tmp_path, question):
 
 
 @pytest.mark.parametrize(
-    "name", ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"]
+    "name", every(3, ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"])
 )
 def test_hint_offers_a_valid_name(cli, work, name):
     result = cli("new", name, "-y")
@@ -73,7 +74,7 @@ def test_hint_offers_a_valid_name(cli, work, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["typing_extensions", "typing-extensions", "scikit-learn", "pil", "conftest", "nvidia"]
+    "name", every(3, ["typing_extensions", "typing-extensions", "scikit-learn", "pil", "conftest", "nvidia"])
 )
 def test_names_that_dependencies_bring_are_reserved(cli, work, name):
     refused(cli("new", "demo", "-y", "--set", f"project_name={name}"), work, 2, f"'{name}' is a Python keyword, or the")
@@ -139,7 +140,7 @@ SLURM_INJECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("pair", SLURM_INJECTIONS)
+@pytest.mark.parametrize("pair", every(3, SLURM_INJECTIONS))
 def test_injection_into_scripts(cli, work, pair):
     refused(
         cli("new", "demo", "-y", "--preset", "generic-slurm", "--set", pair), work, 2, f"--set {pair.split('=')[0]}"

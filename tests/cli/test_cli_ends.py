@@ -12,6 +12,7 @@ from threading import Barrier
 
 import pytest
 from cli_helpers import SCAFFOLD, git, tree
+from cross_section import every
 
 from ddp_scaffold._errors import ScaffoldError
 from ddp_scaffold.render import publishing
@@ -39,7 +40,7 @@ def staged(tmp_path: Path) -> Path:
 
 
 # ------------------------------------------------------------------------------------------ others write there, too
-@pytest.mark.parametrize("kind", DESTINATIONS)
+@pytest.mark.parametrize("kind", every(3, DESTINATIONS))
 def test_of_three_processes_one_writes_the_project(work, scaffold_env, kind):
     destination = prepare(work, kind)
     command = [*SCAFFOLD, "new", str(destination), "-y"]

@@ -11,6 +11,7 @@ import pexpect
 import pytest
 import yaml
 from cli_helpers import SCAFFOLD, git
+from cross_section import every
 
 from ddp_scaffold.questions import load_questions
 from ddp_scaffold.search_list import Entry, matching
@@ -142,12 +143,15 @@ def test_list_of_places_is_searched_by_name_and_title(wizard, ask, work):
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [
-        ("berkeley", "nersc-perlmutter"),  # a site
-        ("mi250 LUMI", "lumi-g"),  # a GPU type and a name
-        ("H200 cloud google", "gcp-a3-ultra"),  # the words in any order
-        ("Amazon hyper", "aws-hyperpod"),  # a company
-    ],
+    every(
+        4,
+        [
+            ("berkeley", "nersc-perlmutter"),  # a site
+            ("mi250 LUMI", "lumi-g"),  # a GPU type and a name
+            ("H200 cloud google", "gcp-a3-ultra"),  # the words in any order
+            ("Amazon hyper", "aws-hyperpod"),  # a company
+        ],
+    ),
 )
 def test_list_of_places_is_searched_by_keywords(wizard, ask, work, typed, name):
     child = wizard("demo", "--dry-run", columns=80)

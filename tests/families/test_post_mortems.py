@@ -23,6 +23,7 @@ def report(run: Run) -> str:
     return (run.dir / "report.md").read_text()
 
 
+@pytest.mark.slow
 @short_clocks
 def test_1_rank_0_draws_for_longer_than_a_collective_may_take(family: Family) -> None:
     arguments = [*CLOCKS, "--train.steps", "12", "--sample.every_steps", "6", "--clocks.guard_s", "60"]
@@ -83,6 +84,7 @@ def test_3_uneven_shards_of_features_are_gathered(family: Family) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @short_clocks
 def test_3_a_rank_that_does_not_come_to_the_gather_is_named(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "6"]
@@ -103,6 +105,7 @@ def test_4_slow_steps_are_told_with_the_phase_that_grew(family: Family) -> None:
     assert "rehearsal: a step of the largest batch" in run.output, "the first check of all ranks together"
 
 
+@pytest.mark.slow
 @short_clocks
 def test_5_a_rank_that_lags_in_logging_is_named_while_training_goes_on(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "40", "--log.heartbeat_s", "1"]

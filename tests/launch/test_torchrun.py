@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cross_section import every
 from launch_helpers import alive, environment, parent, ready, until, with_standin
 
 pytest.importorskip("torch", reason="needs torch, for its torchrun")
@@ -120,7 +121,7 @@ def test_a_signal_to_one_rank_stops_all_and_restarts(launch: Callable[..., Launc
     assert "stopped: signal SIGTERM on rank 1; restarting, 1 of 2" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("number", every(3, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2]))
 def test_a_signal_to_the_script_stops_without_restart(launch: Callable[..., Launch], number: signal.Signals) -> None:
     one = launch("wait,done")
     pids = [rank["pid"] for rank in one.ready(0)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cross_section import every
 
 LOCAL = {"preset": "local", "nproc": "4"}
 SLURM = {
@@ -116,10 +117,12 @@ def test_the_default_of_init_s_is_the_one_of_training(slurm_project: Path) -> No
     assert asked[1] == default[1]
 
 
-@pytest.mark.parametrize(
-    "value", ["a b", "a;b", "$(touch pwned)", "`x`", "a\n#SBATCH --wrap=x", "main\n", "a'b", 'a"b', "a\\"]
-)
-@pytest.mark.parametrize("name", ["partition", "account", "walltime", "modules", "project_name", "package"])
+HOSTILE = ["a b", "a;b", "$(touch pwned)", "`x`", "a\n#SBATCH --wrap=x", "main\n", "a'b", 'a"b', "a\\"]
+ASKED = ["partition", "account", "walltime", "modules", "project_name", "package"]
+
+
+# In this order every fifth is a cross-section: each value and each question is in it.
+@pytest.mark.parametrize(("name", "value"), every(5, [(name, value) for value in HOSTILE for name in ASKED]))
 def test_hostile_answers_are_refused(render: Callable[..., Path], name: str, value: str) -> None:
     if (name, value) == ("modules", "a b"):
         value = "a  b"  # one space is between two modules

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cross_section import every
 
 
 def fact(value: Any) -> dict[str, Any]:
@@ -66,31 +67,34 @@ def test_what_the_cluster_takes_is_taken(render: Callable[..., Path], given: Ans
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (
-            {"partition": "batch", "walltime": "02:00:01"},
-            "is longer than batch allows for 2 nodes, 02:00:00 (as of 2026-11-28; sbatch --time wins over it)",
-        ),
-        ({"partition": "batch", "nodes": 1, "walltime": "03:00:00"}, "batch allows for 1 node, 02:00:00"),
-        ({"partition": "batch", "nodes": 91, "walltime": "03:00:00"}, "batch allows for 91 nodes, 02:00:00"),
-        ({"partition": "batch", "nodes": 92, "walltime": "1-06:00:01"}, "batch allows for 92 nodes, 30:00:00"),
-        ({"partition": "batch", "nodes": 184}, "takes 1 to 91, or 92 to 183 nodes, not 184 (as of 2026-11-28)"),
-        ({"partition": "large", "nodes": 99}, "takes 100 or more nodes, not 99"),
-        ({"partition": "four", "nodes": 5}, "takes 4 nodes, not 5"),
-        ({"partition": "debug,batch", "walltime": "02:00:01"}, "for 2 nodes, 02:00:00"),
-        ({"partition": "batch,debug", "nodes": 3}, "debug takes 1 to 2 nodes, not 3"),
-        ({"partition": "slow", "walltime": "2-00:00:01"}, "is longer than slow allows for 2 nodes, 48:00:00"),
-        ({"partition": "twice", "walltime": "04:00:00"}, "is longer than twice allows for 2 nodes, 03:00:00"),
-        ({"qos": "prio", "walltime": "00:20:01"}, "is longer than prio allows for 2 nodes, 00:20:00"),
-        ({"qos": "prio", "nodes": 9}, "takes 1 to 8 nodes, not 9"),
-        # The limit of a QoS takes the place of the partition's.
-        ({"partition": "slow", "qos": "prio", "walltime": "01:00:00"}, "is longer than prio allows"),
-        ({"partition": "", "walltime": "02:00:01"}, "allows for 2 nodes, 02:00:00"),
-        ({"partition": "", "nodes": 184}, "takes 1 to 91, or 92 to 183 nodes, not 184"),
-        ({"walltime": "00:04:59"}, "must be 00:05:00 or longer"),
-        ({"walltime": "0-00:01:00"}, "must be 00:05:00 or longer"),
-        ({"walltime": "UNLIMITED"}, "must look like 04:00:00 or 1-12:00:00"),
-    ],
+    every(
+        2,
+        [
+            (
+                {"partition": "batch", "walltime": "02:00:01"},
+                "is longer than batch allows for 2 nodes, 02:00:00 (as of 2026-11-28; sbatch --time wins over it)",
+            ),
+            ({"partition": "batch", "nodes": 1, "walltime": "03:00:00"}, "batch allows for 1 node, 02:00:00"),
+            ({"partition": "batch", "nodes": 91, "walltime": "03:00:00"}, "batch allows for 91 nodes, 02:00:00"),
+            ({"partition": "batch", "nodes": 92, "walltime": "1-06:00:01"}, "batch allows for 92 nodes, 30:00:00"),
+            ({"partition": "batch", "nodes": 184}, "takes 1 to 91, or 92 to 183 nodes, not 184 (as of 2026-11-28)"),
+            ({"partition": "large", "nodes": 99}, "takes 100 or more nodes, not 99"),
+            ({"partition": "four", "nodes": 5}, "takes 4 nodes, not 5"),
+            ({"partition": "debug,batch", "walltime": "02:00:01"}, "for 2 nodes, 02:00:00"),
+            ({"partition": "batch,debug", "nodes": 3}, "debug takes 1 to 2 nodes, not 3"),
+            ({"partition": "slow", "walltime": "2-00:00:01"}, "is longer than slow allows for 2 nodes, 48:00:00"),
+            ({"partition": "twice", "walltime": "04:00:00"}, "is longer than twice allows for 2 nodes, 03:00:00"),
+            ({"qos": "prio", "walltime": "00:20:01"}, "is longer than prio allows for 2 nodes, 00:20:00"),
+            ({"qos": "prio", "nodes": 9}, "takes 1 to 8 nodes, not 9"),
+            # The limit of a QoS takes the place of the partition's.
+            ({"partition": "slow", "qos": "prio", "walltime": "01:00:00"}, "is longer than prio allows"),
+            ({"partition": "", "walltime": "02:00:01"}, "allows for 2 nodes, 02:00:00"),
+            ({"partition": "", "nodes": 184}, "takes 1 to 91, or 92 to 183 nodes, not 184"),
+            ({"walltime": "00:04:59"}, "must be 00:05:00 or longer"),
+            ({"walltime": "0-00:01:00"}, "must be 00:05:00 or longer"),
+            ({"walltime": "UNLIMITED"}, "must look like 04:00:00 or 1-12:00:00"),
+        ],
+    ),
     ids=str,
 )
 def test_what_the_cluster_would_refuse_is_refused(render: Callable[..., Path], given: Answers, message: str) -> None:

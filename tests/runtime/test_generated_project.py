@@ -28,12 +28,14 @@ def tool(project: Path, *command: str, timeout: float = 600) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("tracker", ["tensorboard", pytest.param("none", marks=pytest.mark.slow)])
-def test_linters_and_the_type_checker_have_nothing_to_say(render: Render, preset: str, tracker: str) -> None:
+def test_linters_and_the_type_checker_have_nothing_to_say(
+    render: Render, preset: str, tracker: str, mypy_cache: Path
+) -> None:
     project = render({"preset": preset, "tracker": tracker, "package": "digits"})
     tool(project, "ruff", "check", "--no-cache", ".")
     tool(project, "ruff", "format", "--no-cache", "--check", ".")
     if tracker == "tensorboard":
-        tool(project, "mypy")
+        tool(project, "mypy", "--cache-dir", str(mypy_cache))
 
 
 @pytest.mark.timeout(600)

@@ -122,7 +122,9 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
         ("worker-files", "fd_exhausted", r"DATA \(worker 0 at UNIT \d+"),
     ],
 )
-@pytest.mark.parametrize(("data", "start_method"), [("map", "forkserver"), ("stream", "fork")])
+@pytest.mark.parametrize(
+    ("data", "start_method"), [("map", "forkserver"), pytest.param("stream", "fork", marks=pytest.mark.slow)]
+)
 def test_the_worker_at_fault_is_named(
     project: Path, kind: str, expected: str, says: str, data: str, start_method: str
 ) -> None:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# The peers' 20 seconds for a collective, the others in the proportion of the defaults (90 : 180 : 300). The guard's would
-# be 120, longer than a job has here.
+# The peers' 20 seconds for a collective, the others in the proportion of the defaults (90 : 180 : 300). For the guard
+# that would be 120, longer than a job has here.
 CLOCKS = {"loader": 6, "stall": 12, "collective": 20, "guard": 30}
 EVERY = {"checkpoint": 10, "sample": 20, "eval": 40, "log": 10}
 

@@ -345,11 +345,13 @@ def summary(kept: dict[str, Any]) -> str:
     faults = [name for name in FAULTS if name != "none"]
     columns = {peer: [first[name, peer] for name in faults if (name, peer) in first] for peer in PEERS}
     rows = {
-        f"names the rank to blame, of {len(named)} where one is": lambda each: right(each, named),
-        "names another": lambda each: sum(r.fault in named and names_another(r) for r in each),
+        f"names the rank to blame, of {len(named)} where one is": lambda each: blamed(each, named),
         "seconds from the fault to the last exit: median, longest": spread,
         "wrong or NaN weights, and exit 0": lambda each: sum(bool(r.wrong) and r.exit_code == 0 for r in each),
-        "the newest checkpoint cannot be loaded": lambda each: sum("loaded" in r.wrong for r in each),
+        "steps lost at a stop, by SIGTERM": lambda each: sum(
+            r.lost or 0 for r in each if r.fault == "stop"
+        ),
+        "the newest checkpoint cannot be loaded after a kill": lambda each: sum("loaded" in r.wrong for r in each),
         "processes left behind": lambda each: sum(r.processes_left for r in each if r.exit_code is not None),
     }
     lines = [f"| {len(faults)} faults | " + " | ".join(PEERS.values()) + " |", "| --- " * (len(PEERS) + 1) + "|"]
@@ -358,9 +360,12 @@ def summary(kept: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def right(results: list[Result], named: list[str]) -> int:
-    """In how many of these faults the rank to blame was named."""
-    return sum(each.fault in named and each.named == FAULTS[each.fault].culprit for each in results)
+def blamed(results: list[Result], named: list[str]) -> str:
+    """In how many of these faults the rank to blame was named, and in how many another."""
+    asked = [each for each in results if each.fault in named]
+    right = sum(each.named == FAULTS[each.fault].culprit for each in asked)
+    wrong = sum(names_another(each) for each in asked)
+    return f"{right}" + (f", and another in {wrong}" if wrong else "")
 
 
 def names_another(result: Result) -> bool:

@@ -348,9 +348,7 @@ def summary(kept: dict[str, Any]) -> str:
         f"names the rank to blame, of {len(named)} where one is": lambda each: blamed(each, named),
         "seconds from the fault to the last exit: median, longest": spread,
         "wrong or NaN weights, and exit 0": lambda each: sum(bool(r.wrong) and r.exit_code == 0 for r in each),
-        "steps lost at a stop, by SIGTERM": lambda each: sum(
-            r.lost or 0 for r in each if r.fault == "stop"
-        ),
+        "steps lost at a stop, by SIGTERM": lambda each: sum(r.lost or 0 for r in each if r.fault == "stop"),
         "the newest checkpoint cannot be loaded after a kill": lambda each: sum("loaded" in r.wrong for r in each),
         "processes left behind": lambda each: sum(r.processes_left for r in each if r.exit_code is not None),
     }

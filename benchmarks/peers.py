@@ -110,10 +110,9 @@ def command(peer: str, fault: str, base: Path) -> list[str]:
         if not folder.exists():
             project.render(folder, second=fault == "s3")
         return project.command(folder, workers=int(fault == "e1"))
-    if peer == "lightning":  # starts rank 1 and so on itself
-        return [sys.executable, str(SCRIPTS / "lightning_.py")]
-    # `accelerate launch --cpu --num_processes 2` starts one process (1.15); torchrun is the other way of its guide.
-    script = SCRIPTS / ("plain.py" if peer == "plain" else "accelerate_.py")
+    # `accelerate launch --cpu --num_processes 2` starts one process (1.15). Lightning can start the ranks itself, each
+    # a whole import later than rank 0, which on a busy machine is more than 20 s. Both guides have torchrun as well.
+    script = SCRIPTS / ("plain.py" if peer == "plain" else f"{peer}_.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return [*torchrun, str(script)]
 
@@ -235,8 +234,6 @@ def who(peer: str, folder: Path) -> tuple[int | None, str]:
         rank = int(root[1])
         signalled = root[3] if root[3].startswith("Signal") else ""
         return rank, signalled or words.get(rank, f"exitcode {root[2]}")
-    if child := re.search(r"\[rank: (\d+)\] (Child process .* terminated with code .*)", text):  # Lightning's launcher
-        return int(child[1]), child[2]
     if prefixed:
         return int(prefixed[0][0]), prefixed[0][1]
     return None, bare[-1] if bare else ""
@@ -348,11 +345,11 @@ def summary(kept: dict[str, Any]) -> str:
     faults = [name for name in FAULTS if name != "none"]
     columns = {peer: [first[name, peer] for name in faults if (name, peer) in first] for peer in PEERS}
     rows = {
-        f"names the rank to blame, of {len(named)} where one is": lambda each: right(each, named),
-        "names another": lambda each: sum(r.fault in named and names_another(r) for r in each),
+        f"names the rank to blame, of {len(named)} where one is": lambda each: blamed(each, named),
         "seconds from the fault to the last exit: median, longest": spread,
         "wrong or NaN weights, and exit 0": lambda each: sum(bool(r.wrong) and r.exit_code == 0 for r in each),
-        "the newest checkpoint cannot be loaded": lambda each: sum("loaded" in r.wrong for r in each),
+        "steps lost at a stop, by SIGTERM": lambda each: sum(r.lost or 0 for r in each if r.fault == "stop"),
+        "the newest checkpoint cannot be loaded after a kill": lambda each: sum("loaded" in r.wrong for r in each),
         "processes left behind": lambda each: sum(r.processes_left for r in each if r.exit_code is not None),
     }
     lines = [f"| {len(faults)} faults | " + " | ".join(PEERS.values()) + " |", "| --- " * (len(PEERS) + 1) + "|"]
@@ -361,9 +358,12 @@ def summary(kept: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def right(results: list[Result], named: list[str]) -> int:
-    """In how many of these faults the rank to blame was named."""
-    return sum(each.fault in named and each.named == FAULTS[each.fault].culprit for each in results)
+def blamed(results: list[Result], named: list[str]) -> str:
+    """In how many of these faults the rank to blame was named, and in how many another."""
+    asked = [each for each in results if each.fault in named]
+    right = sum(each.named == FAULTS[each.fault].culprit for each in asked)
+    wrong = sum(names_another(each) for each in asked)
+    return f"{right}" + (f", and another in {wrong}" if wrong else "")
 
 
 def names_another(result: Result) -> bool:
@@ -410,7 +410,7 @@ def installed(peer: str) -> dict[str, str]:
     return found
 
 
-def measured(options: argparse.Namespace) -> dict[str, Any]:
+def measured(options: argparse.Namespace) -> None:
     """Run everything that was asked for."""
     kept: dict[str, Any] = {"version": 1, "machine": f"{os.cpu_count()} CPU cores, gloo", "peers": {}, "results": []}
     kept["python"] = platform.python_version()
@@ -423,12 +423,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 for number in range(options.runs):
                     result, folder = started(peer, fault, number, Path(name))
                     kept["results"].append(asdict(result))
+                    write(options, kept)
                     seconds = "" if result.seconds is None else f"; {result.seconds} s"
                     told = "; ".join(filter(None, facts(result))) + seconds + (result.again and f"; {result.again}")
                     print(f"{fault:13}{peer:11}{told}\n{'':24}{shortened(result.words)}", flush=True)
                     if options.logs:
                         (options.logs / f"{folder.name}.log").write_text(output(folder))
-    return kept
 
 
 def started(peer: str, fault: str, number: int, base: Path) -> tuple[Result, Path]:
@@ -446,6 +446,15 @@ def output(folder: Path) -> str:
     """Everything that a job has printed, in both starts."""
     paths = [path for path in (folder / "first-log.kept", folder / "log") if path.exists()]
     return "".join(path.read_text(errors="replace") for path in paths)
+
+
+def write(options: argparse.Namespace, kept: dict[str, Any]) -> None:
+    """After each job, so that nothing is lost when this is ended early."""
+    if options.json:
+        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    if options.merge:
+        old = json.loads(options.merge.read_text()) if options.merge.exists() else kept
+        options.merge.write_text(json.dumps(merged(old, kept), indent=1) + "\n")
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -487,12 +496,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, leave)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-    kept = measured(options)
-    if options.json:
-        options.json.write_text(json.dumps(kept, indent=1) + "\n")
-    if options.merge:
-        old = json.loads(options.merge.read_text()) if options.merge.exists() else kept
-        options.merge.write_text(json.dumps(merged(old, kept), indent=1) + "\n")
+    measured(options)
 
 
 if __name__ == "__main__":

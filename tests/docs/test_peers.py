@@ -65,7 +65,6 @@ def test_help_needs_neither_torch_nor_the_peers() -> None:
             "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: Timed out\n[rank1]: KeyError: 0\n",
             0,
         ),
-        ("[rank: 1] Child process with PID 7 terminated with code -9. Forcefully terminating\n", 1),
         (
             "[rank0]: RuntimeError: Closed\nRoot Cause (first observed failure):\n[0]:\n  time : now\n"
             "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>\n"

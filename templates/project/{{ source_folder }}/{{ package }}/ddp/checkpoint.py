@@ -27,7 +27,7 @@ from .restore import Stateful as Stateful
 from .restore import fill
 from .rng import random_state, restore_random_state
 from .setup import Dist
-from .storable import Refusal, not_loadable, refusal, refuse_parts
+from .storable import Refusal, not_loadable, refusal, refuse_parts, warn_of_own_states
 
 log = logging.getLogger("ddp")
 FORMAT = 1
@@ -58,6 +58,7 @@ def save(
     refuse_parts(objects)
     with phase("checkpoint"):
         rng = gather(joined, random_state(joined.device))
+        warn_of_own_states(joined, objects)
     payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
     if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}

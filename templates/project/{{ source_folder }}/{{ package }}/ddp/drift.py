@@ -104,7 +104,8 @@ class Drift:
         common = set(everyone[0]).intersection(*everyone)
         if only := sorted(set().union(*everyone) - common):
             self._apart |= set(only)
-            log.info("not compared between ranks, since not all of them have it: %s", ", ".join(only[:4]))
+            names, once = ", ".join(only[:4]), {"file_only": self.job.rank != 0}
+            log.info("not compared between ranks, since not all of them have it: %s", names, extra=once)
 
     def _compare_flags(self, replicas: list[Replica], step: int) -> None:
         mine = {f"{told(name)} of {each.key}": str(flag) for each in replicas for name, flag in each.flags}
@@ -126,6 +127,7 @@ class Drift:
             log.warning(
                 "buffers differ between ranks, and those of rank 0 overwrite the others at each forward: %s",
                 ", ".join(sorted(overwritten)[:4]),
+                extra={"file_only": self.job.rank != 0},
             )
         odd = [name for name in odd if name not in overwritten]
         if not odd:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import io
+import logging
 import re
 import sys
+import zlib
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -17,9 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .agree import gather
+from .drift import checksum
 from .errors import ConfigError, NonFinite
+from .replicas import models, optimizers
 from .restore import Stateful
+from .setup import Dist
 
+log = logging.getLogger("ddp")
+_told: set[str] = set()
 PLAIN = {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter}
 REMEDY = "store plain numbers, strings, lists, dicts and tensors: {advice}, and make it anew in load_state_dict()"
 WHOLE = "wrap the network in DistributedDataParallel, or save and load it with torch.distributed.checkpoint"
@@ -67,6 +75,30 @@ def refusal(objects: Mapping[str, Stateful], states: Mapping[str, Any]) -> Refus
     return None
 
 
+def warn_of_own_states(joined: Dist, objects: Mapping[str, Stateful]) -> None:
+    """Say once which objects are not the same on all ranks: rank 0's are saved, and every rank goes on from them.
+
+    An average that only rank 0 updates, say, or the position of a sampler of the user's own. Models in DDP and
+    optimisers are compared while training. All ranks must call it.
+    """
+    held = {id(model.module) for model in models()} | {id(optimizer) for optimizer in optimizers()}
+    mine = {name: dict(_leaves(item.state_dict(), name)) for name, item in objects.items() if id(item) not in held}
+    digests = {name: zlib.crc32(repr(leaves).encode()) for name, leaves in mine.items()}
+    everyone = gather(joined, digests)
+    for name in digests:
+        if name in _told or len({theirs.get(name) for theirs in everyone}) == 1:
+            continue
+        _told.add(name)
+        leaves = gather(joined, mine[name])
+        first = next((key for key in leaves[0] if len({theirs.get(key) for theirs in leaves}) > 1), name)
+        each = [f"{theirs.get(first, 'absent')} on {joined.who(rank)}" for rank, theirs in enumerate(leaves[:4])]
+        log.warning(
+            "%s is not the same on all ranks (%s: %s): a checkpoint holds rank 0's, and all ranks go on from it",
+            *(name, first, ", ".join(each)),
+            extra={"file_only": joined.rank != 0},
+        )
+
+
 def not_loadable(file: Path, error: Exception) -> ConfigError:
     """What to raise for a checkpoint that `torch.load` refuses. Its text names the class, "GLOBAL module.name"."""
     found = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -75,6 +107,21 @@ def not_loadable(file: Path, error: Exception) -> ConfigError:
     problem = f"{file} holds something of type {found[1]}, which torch.load() does not load with weights_only=True"
     allow = f"torch.serialization.add_safe_globals([{found[1]}]) before checkpoint.load() if the file is your own"
     return ConfigError(problem, f"{REMEDY.format(advice='what it is made of')}; to go on from this file, {allow}")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Where each number, text and tensor is, and a short text that differs if it does."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)) and not {type(inner) for inner in value} <= PLAIN - {Tensor, nn.Parameter}:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    elif isinstance(value, Tensor):
+        yield path, str(value.item()) if value.numel() == 1 else f"checksum {int(checksum([value])):x}"
+    else:
+        text = repr(value)
+        yield path, text if len(text) < 40 else f"{text[:30]}... (checksum {zlib.crc32(text.encode()):x})"
 
 
 def _split(item: object) -> str:

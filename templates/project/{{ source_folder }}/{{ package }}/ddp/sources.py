@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import sysconfig
 from dataclasses import replace
@@ -16,7 +17,7 @@ from .setup import Dist
 log = logging.getLogger("ddp")
 
 MOST = 2000  # files
-INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 REMEDY = "let all nodes use one copy, or copy the project again; change no file while a job starts"
 
 
@@ -55,14 +56,13 @@ def own_files() -> dict[str, Path]:
     found = {}
     if (package / "__init__.py").exists():  # else it is a whole repository
         found = {f"{package.name}/{path.relative_to(package)}": path for path in package.rglob("*.py")}
-    known = set(found.values())
-    library = Path(sysconfig.get_path("stdlib"))
-    for name, module in list(sys.modules.items()):
+    known = {str(path) for path in found.values()}
+    library = sysconfig.get_path("stdlib") + os.sep
+    for name, module in list(sys.modules.items()):  # thousands: hence no Path until one is of interest
         file = getattr(module, "__file__", None)
-        path = Path(file) if isinstance(file, str) and file.endswith(".py") else None
-        if path is None or path in known or library in path.parents or any(part in INSTALLED for part in path.parts):
+        if not isinstance(file, str) or not file.endswith(".py") or file in known or file.startswith(library):
             continue
-        if not path.is_absolute() or not path.exists():  # torch.ops and others only say that they are files
-            continue
-        found[path.name if name == "__main__" else name] = path
+        if any(part in file for part in INSTALLED) or not os.path.isabs(file) or not os.path.exists(file):
+            continue  # torch.ops and others only say that they are files
+        found[os.path.basename(file) if name == "__main__" else name] = Path(file)
     return dict(sorted(found.items())[:MOST])

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything works")
     parser.add_argument("--batch-size", type=int, help="sequences of a rank")
     parser.add_argument("--steps", type=int, default=40, help="steps of a block")
+    parser.add_argument("--without-replicas", action="store_true", help="do not compare replicas in the watched loop")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of each loop, after one for warm-up")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -112,9 +114,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     torch.manual_seed(joined.rank)
     texts = torch.randint(sizes["vocabulary"], (8, batch, sizes["length"] + 1), device=joined.device)
-    bare, watched, settle = loops(part, model, optimizer, texts, joined, scratch)
+    drift = None if options.without_replicas else part("drift").Drift(joined)
+    bare, watched, settle = loops(part, model, optimizer, texts, joined, scratch, drift)
 
-    def one(name: str, number: int) -> float:
+    def one(name: str, number: int) -> list[float]:
         if name == "bare":
             return block(bare, options.steps, joined)
         # A prefix of its own in the store: the last monitor's keys are still there.
@@ -129,12 +132,15 @@ def main() -> None:
         return took
 
     times: dict[str, list[float]] = {"bare": [], "watched": []}
+    steps: dict[str, list[float]] = {"bare": [], "watched": []}
     for number in range(options.rounds + 1):
         for name in ("bare", "watched") if number % 2 else ("watched", "bare"):
             took = one(name, number)
             if number:
-                times[name].append(took)
+                times[name].append(statistics.mean(took))
+                steps[name] += took
     ratios = [b / a for a, b in zip(times["bare"], times["watched"], strict=True)]
+    p50 = {name: statistics.median(found) for name, found in steps.items()}
     device = torch.cuda.get_device_name() if joined.device.type == "cuda" else "cpu"
     result = {
         "device": f"{joined.world_size} x {device}",
@@ -145,6 +151,8 @@ def main() -> None:
         "watched_ms": round(statistics.median(times["watched"]) * 1e3, 3),
         "ratio_of_medians": round(statistics.median(times["watched"]) / statistics.median(times["bare"]), 4),
         "median_ratio": round(statistics.median(ratios), 4),
+        "p50_of_steps_ms": {name: round(found * 1e3, 3) for name, found in p50.items()},
+        "ratio_of_p50": round(p50["watched"] / p50["bare"], 4),
         "rounds_ms": {name: [round(value * 1e3, 3) for value in found] for name, found in times.items()},
         "steps_of_a_block": options.steps,
     }
@@ -158,8 +166,8 @@ def main() -> None:
     part("setup").shutdown(joined)
 
 
-def block(step: Callable[[], None], steps: int, joined: Any) -> float:
-    """Mean seconds of a step, synchronised at both ends only.
+def block(step: Callable[[], None], steps: int, joined: Any) -> list[float]:
+    """Seconds of each step, on a GPU by its own events: nothing waits within the block.
 
     A few steps before do not count: in them the agreement finds its pace again, after a pause that is no training.
     """
@@ -169,11 +177,19 @@ def block(step: Callable[[], None], steps: int, joined: Any) -> float:
     synchronize(joined)
     dist.barrier()
     synchronize(joined)
-    began = time.perf_counter()
-    for _ in range(steps):
+    if joined.device.type == "cpu":
+        marks = [time.perf_counter()]
+        for _ in range(steps):
+            step()
+            marks.append(time.perf_counter())
+        return [after - before for before, after in pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
         step()
+        event.record()
     synchronize(joined)
-    return (time.perf_counter() - began) / steps
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 def synchronize(joined: Any) -> None:
@@ -183,13 +199,19 @@ def synchronize(joined: Any) -> None:
 
 
 def loops(
-    part: Callable[[str], Any], model: nn.Module, optimizer: Any, texts: torch.Tensor, joined: Any, scratch: Path
+    part: Callable[[str], Any],
+    model: nn.Module,
+    optimizer: Any,
+    texts: torch.Tensor,
+    joined: Any,
+    scratch: Path,
+    drift: Any,
 ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
     """One step of the bare loop, one of the watched loop, and what ends a block of the watched one."""
     heartbeat, metrics, preempt = part("heartbeat"), part("metrics"), part("preempt")
     flags = preempt.StopFlags(preempt.PreemptSettings())
     flags.stop_file = scratch / "stop"
-    agreement = part("agree").Agreement(joined, flags, drift=part("drift").Drift(joined))
+    agreement = part("agree").Agreement(joined, flags, drift=drift)
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
     count = 0
 

@@ -1,8 +1,10 @@
 """Where a run is, and how its last attempt ended: what the launch scripts ask before and after training.
 
     python outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
+    python outcome.py new DEFAULT_ID [training arguments]         the same; a default that is taken gets -2, -3, ...
     python outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
     python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
+    python outcome.py refuse RUN_DIRECTORY ATTEMPT KIND WHAT REMEDY   leaves an outcome.json with exit code 78
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
 """
@@ -13,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,38 @@ def directory(default_id: str, arguments: Sequence[str]) -> Path:
         print(f"error: run.id {run_id!r} is not a directory name: use letters, digits and . _ -", file=sys.stderr)
         sys.exit(78)
     return Path(setting("run.dir", "runs", arguments), run_id).absolute()
+
+
+def new_directory(default_id: str, arguments: Sequence[str]) -> Path:
+    """The same for a run that begins: a default that another start has taken, in the same second, gets a number."""
+    path = directory(default_id, arguments)
+    if setting("run.id", "", arguments):
+        return path
+    for number in range(2, 1000):
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            path = path.with_name(f"{default_id}-{number}")
+        except OSError:  # training will say it better
+            return path
+    return path
+
+
+def refuse(run_directory: Path, attempt: int, kind: str, what: str, remedy: str) -> None:
+    """Leave an outcome for what the script itself has found wrong, unless there is one of this attempt."""
+    verdict = {"outcome": "config", "restart": False, "exit_code": 78, "kind": kind, "reason": f"{what}\n  -> {remedy}"}
+    where = {"first_ranks": None, "phase": "init", "step": 0, "advice": "", "stacks": {}}
+    content = {"version": 1, **verdict, **where, "attempt": attempt, "time": round(time.time(), 1)}
+    aside = run_directory / f".outcome-{os.getpid()}.json"
+    try:
+        run_directory.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(content, indent=1))
+        os.replace(aside, run_directory / "outcome.json")
+        with open(run_directory / "attempts.jsonl", "a") as file:
+            file.write(json.dumps({"event": "end", **content}) + "\n")
+    except OSError as error:
+        print(f"[launch] outcome.json not written: {error}", file=sys.stderr)
 
 
 def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, str, str]:
@@ -93,6 +128,10 @@ def _section(config: Path, name: str) -> dict[str, Any]:
 if __name__ == "__main__":
     if sys.argv[1] == "directory":
         print(directory(sys.argv[2], sys.argv[3:]))
+    elif sys.argv[1] == "new":
+        print(new_directory(sys.argv[2], sys.argv[3:]))
+    elif sys.argv[1] == "refuse":
+        refuse(Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:7])
     elif sys.argv[1] == "setting":
         print(setting(sys.argv[2], sys.argv[3], sys.argv[4:]))
     else:

@@ -150,6 +150,27 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, ca
     assert "scaler, which is switched off" in caplog.text
 
 
+def test_a_gpu_that_has_not_started_what_the_others_have_started_is_named() -> None:
+    """The states are those of PyTorch's flight recorder, with TORCH_NCCL_ENABLE_TIMING=1."""
+    nccl = [state(rank, "agree", 8, open=1, waits="synchronize") for rank in range(3)]
+    for rank, progress in enumerate(("started", "scheduled", "started")):
+        nccl[rank] |= {"unfinished": [(8, "nccl:all_reduce", progress)]}
+    found = judge(nccl, [])
+    assert (found.kind, found.first_ranks) == ("missing_rank", [1])
+    assert "has not started collective 8 (nccl:all_reduce) on its GPU" in found.reason
+    for each in nccl:  # without start events nothing can be told apart
+        each |= {"unfinished": [(8, "nccl:all_reduce", "scheduled")]}
+    assert judge(nccl, []).first_ranks is None
+
+
+def test_a_rank_that_moves_on_is_slow_and_not_stuck() -> None:
+    waiting = state(0, "agree", 8, age_s=100.0, waits="all_reduce")
+    found = judge([waiting, state(1, "eval", 7, age_s=2.0)], [])
+    assert (found.kind, found.first_ranks) == ("straggler", [1])
+    assert "slow, not stuck" in found.reason
+    assert judge([waiting, state(1, "eval", 7, age_s=90.0)], []).kind == "missing_rank"
+
+
 def test_the_waiting_ranks_are_not_blamed() -> None:
     waiting = [state(rank, "backward", 8) for rank in range(3)]
     assert judge([*waiting, state(3, "forward", 7)], []).first_ranks == [3]

@@ -12,6 +12,12 @@ refuse() { # refuse WHAT_IS_WRONG WHAT_TO_DO: exit code 78, a wrong configuratio
   exit 78
 }
 
+# refuse_run KIND WHAT_IS_WRONG WHAT_TO_DO: the same once there is a run directory, whose outcome.json says it then.
+refuse_run() {
+  python "$launch_folder/outcome.py" refuse "$run_directory" "${DDP_ATTEMPT:-0}" "$@"
+  refuse "$2" "$3"
+}
+
 # load_env FILE NODES PARTITION [container]: exports the KEY=VALUE lines of a file. A variable that is set already keeps
 # its value. $NAME in a value stands for that variable. Lines below conditions in brackets count only where all of them
 # hold, up to the next line in brackets: [nodes >= 2], [partition NAME], [gpu H100], [plugin <= 1.5, nodes >= 2].
@@ -260,7 +266,10 @@ use_gloo_interface() {
   local address='' name=''
   [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null && command -v getent >/dev/null || return 0
   address=$(getent ahosts "$1" | awk 'NR == 1 { print $1 }') || true
-  [ -n "$address" ] || refuse "$1 cannot be resolved on $this_host" "set MASTER_ADDR to what every node can resolve"
+  if [ -z "$address" ]; then
+    set -- "MASTER_ADDR=$1 cannot be resolved on $this_host" "set it to a name or address that every node can resolve"
+    if [ -n "${run_directory:-}" ]; then refuse_run launcher_misconfig "$@"; else refuse "$@"; fi
+  fi
   # On the master itself, the route to its own address would be lo.
   name=$(ip -o address show to "$address" | awk 'NR == 1 { print $2 }') || true
   [ -n "$name" ] || name=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
@@ -269,6 +278,25 @@ use_gloo_interface() {
   elif [ -n "$name" ]; then
     export GLOO_SOCKET_IFNAME="$name"
   fi
+}
+
+# claim_run_directory: takes it for this script and its ranks (LAUNCH_CLAIM), until the script ends. Of two starts with
+# one id, the second is refused while the first lives; what a kill leaves is no hindrance (ddp/owner.py).
+claim_run_directory() {
+  local code=0
+  LAUNCH_CLAIM=$(python -m digits.ddp.owner "$run_directory" "$$") || code=$?
+  [ "$code" = 0 ] || exit "$code"
+  export LAUNCH_CLAIM
+  trap release_run_directory EXIT
+}
+
+release_run_directory() {
+  if grep -qsF "\"$LAUNCH_CLAIM\"" "$run_directory/owner.json"; then rm -f "$run_directory/owner.json"; fi
+}
+
+# port_is_free PORT: whether a store can listen there, on this host.
+port_is_free() {
+  python -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$1" 2>/dev/null
 }
 
 # A stop that ranks learn from a file: for launchers that pass no signal on. `forget_request` removes it for a restart.
@@ -327,6 +355,32 @@ start_torchrun() {
   ) &
   torchrun=$!
   set +m
+}
+
+# await_ranks SECONDS: until torchrun has started a rank, which it does when all nodes have come; else it is ended. Where
+# another program has the port of its store and says nothing, torchrun would wait for ever (torch 2.13). Another node
+# that refuses to start says so in outcome.json, on a file system that both see.
+await_ranks() {
+  local before deadline=$((SECONDS + $1)) why=''
+  gave_up=
+  command -v pgrep >/dev/null || return 0
+  before=$(stat -c %i.%Y "$run_directory/outcome.json" 2>/dev/null) || true
+  while kill -0 "$torchrun" 2>/dev/null && ! pgrep -P "$torchrun" >/dev/null; do
+    if [ "$SECONDS" -ge "$deadline" ]; then
+      why="torchrun on $this_host has started no rank within $1 s: not all nodes came, or another program has the port"
+    elif [ -s "$run_directory/outcome.json" ] \
+      && [ "$(stat -c %i.%Y "$run_directory/outcome.json" 2>/dev/null)" != "$before" ]; then
+      why="another node has ended the start"
+    fi
+    if [ -n "$why" ]; then
+      say "error: $why (MASTER_ADDR=$MASTER_ADDR, MASTER_PORT=$MASTER_PORT)"
+      # shellcheck disable=SC2034 # the script that calls this reads it
+      gave_up=1
+      kill -KILL "$torchrun" 2>/dev/null || true # no rank is there to be left behind
+      return 0
+    fi
+    sleep 0.5
+  done
 }
 
 # Asks the ranks themselves to stop: torchrun would leave their checkpoint only 30 s. Before there are any, torchrun.

@@ -24,7 +24,7 @@ stop() {
 torchrun=
 stopping=
 interrupted=
-trap stop TERM USR1 USR2
+trap stop TERM USR1 USR2 INT HUP
 
 # The static rendezvous: node 0 serves the store, also the ranks'. `timeout`: all nodes must be there by then.
 start_torchrun --nnodes "$nodes" --node-rank "$number" --nproc-per-node "$ranks" \

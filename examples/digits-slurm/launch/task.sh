@@ -8,5 +8,5 @@ if [ "${LOCAL_RANK:-${SLURM_LOCALID:-${PMI_LOCAL_RANK:-0}}}" = 0 ]; then
   say "$this_host: gloo by ${GLOO_SOCKET_IFNAME:-the interface of its host name}"
 fi
 # A signal to stop that comes while Python still imports must not kill the rank; training sets its own handlers.
-trap '' TERM USR1 USR2
+trap '' TERM USR1 USR2 INT
 exec "$@"

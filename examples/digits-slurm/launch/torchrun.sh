@@ -5,7 +5,7 @@
 #   MAX_RESTARTS   restarts after a checkpointed stop or a stall (default: 3; several nodes: 0)
 #   PREFLIGHT      1: look at GPUs, network and disks first; 0: do not (default: 1 on several nodes, 0 on one)
 #   VENV           virtual environment (default: .venv, if it exists, else the current Python)
-#   DDP_RUN__ID    the run to begin or to continue (default: the time)
+#   DDP_RUN__ID    the run to begin or to continue (default: the time); one start at a time, a second one is refused
 #   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   these and DDP_RUN__ID, on each node: several nodes without a scheduler
 #
 # Exit codes: 0 done, 1 failed, 70 stalled, 75 stopped with a checkpoint, 78 wrong configuration.
@@ -31,9 +31,22 @@ if [ "$nnodes" -gt 1 ]; then
   for name in NODE_RANK MASTER_ADDR MASTER_PORT DDP_RUN__ID; do
     [ -n "${!name:-}" ] || refuse "$name is not set, and NNODES=$nnodes" "set it on every node"
   done
+fi
+run_directory=$(python launch/outcome.py new "$(date +%Y%m%d-%H%M%S)" "$@")
+export DDP_RUN__ID="${run_directory##*/}" DDP_RUN__DIR="${run_directory%/*}"
+init_s=$(python launch/outcome.py setting clocks.init_s 300 "$@")
+refuse_unless_number clocks.init_s "${init_s%.*}" 1
+[ "${NODE_RANK:-0}" != 0 ] || claim_run_directory
+
+if [ "$nnodes" -gt 1 ]; then
+  [[ $MASTER_PORT =~ ^[1-9][0-9]{0,4}$ ]] && [ "$MASTER_PORT" -lt 65536 ] \
+    || refuse_run launcher_misconfig "MASTER_PORT=$MASTER_PORT is no port" "set it to a number from 1 to 65535"
+  [ "$NODE_RANK" != 0 ] || port_is_free "$MASTER_PORT" \
+    || refuse_run port_in_use "port $MASTER_PORT of $this_host is in use already" "choose another MASTER_PORT on all nodes"
   # A node cannot know whether the others start again as well; it would wait for them in vain.
   max_restarts=${MAX_RESTARTS:-0}
-  rendezvous=(--node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT")
+  rendezvous=(--node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
+    --rdzv-conf "timeout=${init_s%.*}")
   use_gloo_interface "$MASTER_ADDR" "$nnodes"
 else
   max_restarts=${MAX_RESTARTS:-3}
@@ -44,8 +57,6 @@ fi
 refuse_unless_number MAX_RESTARTS "$max_restarts" 0
 preflight=${PREFLIGHT:-$((nnodes > 1))}
 
-run_directory=$(python launch/outcome.py directory "$(date +%Y%m%d-%H%M%S)" "$@")
-export DDP_RUN__ID="${run_directory##*/}" DDP_RUN__DIR="${run_directory%/*}"
 use_flight_recorder "$run_directory"
 # Read by OpenMP and by torch on the CPU. torchrun sets 1 when it is unset, which leaves the other cores idle.
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
@@ -54,6 +65,7 @@ if [ -z "${OMP_NUM_THREADS:-}" ]; then
 fi
 
 torchrun=
+gave_up=
 stopping=
 interrupted=
 # The first signal goes to the ranks, the second to torchrun. Never SIGKILL: torchrun would leave its workers behind.
@@ -83,7 +95,9 @@ run_torchrun() { # run_torchrun NAME COMMAND...: torchrun's exit code, or the co
   start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" \
     --rdzv-id "$DDP_RUN__ID.$attempt.$name" --log-dir "$run_directory/torchelastic" "$@"
   [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
+  [ "$nnodes" = 1 ] || await_ranks $((${init_s%.*} + 10))
   wait_for "$torchrun" || code=$?
+  [ -z "$gave_up" ] || code=70
   torchrun=
   end_orphans
   return "$code"

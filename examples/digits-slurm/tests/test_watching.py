@@ -31,10 +31,10 @@ def asked(*whats: str, first: int = 1) -> list[Entry]:
 
 
 def test_the_rank_that_asks_for_something_else_is_named() -> None:
-    usual = asked("allreduce float32[4]", "broadcast int64[1]")
+    usual = asked("all_reduce float32[4]", "broadcast int64[1]")
     assert first_difference([usual, usual, usual]) is None
     assert first_difference([usual, usual[:1], usual]) is None, "it has not come to the second yet"
-    odd = asked("allreduce float32[4]", "broadcast int64[2]")
+    odd = asked("all_reduce float32[4]", "broadcast int64[2]")
     text, ranks = first_difference([usual, odd, usual]) or ("", None)
     assert ranks == [1]
     assert "rank 1 broadcast int64[2] (train.py:2)" in text
@@ -63,8 +63,26 @@ def test_every_collective_of_the_training_group_is_noted_with_its_line() -> None
     dist.all_gather([torch.zeros(2)], torch.ones(2))
     dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
     (_, reduce, line), (number, gather, _) = list(ledger.recent)[-2:]
-    assert (number, reduce, gather) == (before + 2, "allreduce float32[3]", "allgather float32[2]")
+    assert (number, reduce, gather) == (before + 2, "all_reduce float32[3]", "all_gather float32[2]")
     assert line.startswith(f"{Path(__file__).name}:")
+
+
+@pytest.mark.usefixtures("group")
+def test_a_call_that_makes_several_collectives_is_one_by_the_user_s_name_with_all_lines_that_led_there() -> None:
+    keep_ledger()
+    before = ledger.count
+
+    def helper() -> None:
+        dist.all_gather_object([None], "anything")
+
+    for _ in range(2):
+        helper()
+    (_, _, first), (number, what, second) = list(ledger.recent)[-2:]
+    assert (number, what, first) == (before + 2, "all_gather_object", second)
+    assert [place.partition(":")[0] for place in first.split(" < ")[:2]] == [Path(__file__).name] * 2
+    other = dist.new_group([0])
+    dist.barrier(group=other)
+    assert (ledger.count, ledger.last[1]) == (before + 2, "the group of rank 0")
 
 
 def steps(pace: Pace, first: int, count: int, seconds: float, totals: dict[str, float]) -> None:

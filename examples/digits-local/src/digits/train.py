@@ -25,7 +25,7 @@ from .ddp.guard import Progress, on_rank0
 from .ddp.heartbeat import phase, progress, step_done
 from .ddp.loader import batches, endless, make_loader
 from .ddp.lockstep import polled
-from .ddp.metrics import clip_gradients, global_norm, step_if_finite
+from .ddp.metrics import clip_gradients, global_norm, gradient_norm, step_if_finite
 from .ddp.rehearsal import largest_batch, rehearse
 from .ddp.rng import seed_generators
 from .ddp.session import Session, session
@@ -49,18 +49,18 @@ def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
     job, device, options = run.dist, run.dist.device, settings.train
 
-    seed_generators(settings.run.seed)  # equal weights everywhere, before DDP's broadcast
+    seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks
     network = build_model(settings.model).to(device)
     model = wrap(network, options.compile)  # the same weights, with DDP and perhaps torch.compile around them
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(options.ema)) if options.ema else None
     shown = average.module if average else network  # what is evaluated and drawn: plain, so it never communicates
+    train_data, val_data = build_datasets(settings.data)
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
     scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")
 
-    train_data, val_data = build_datasets(settings.data)
     seed, full = settings.run.seed, options.compile  # a smaller last batch would be compiled once more
     loader = make_loader(train_data, job, settings.loader, batch_size=options.batch_size, seed=seed, full=full)
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)
@@ -149,12 +149,17 @@ def train(settings: Settings, run: Session) -> None:
                 at |= position
                 with nullcontext() if part == options.accumulate else model.no_sync():  # one reduction a step
                     summed += forward_backward(batch)
-            with phase("agree"):  # batches may have unequal numbers of terms: the mean is over those of all ranks
-                dist.all_reduce(summed)
             with phase("optim"):
                 scaler.unscale_(optimizer)
-                factor = job.world_size * options.batch_size / summed[1]  # from DDP's mean of sums to the mean of terms
-                norm = clip_gradients(network.parameters(), factor, options.clip_norm)
+                norm = gradient_norm(network.parameters()) / job.world_size
+            totals = torch.cat([summed, norm[None]])
+            with phase("agree"):  # one norm for all ranks: they clip alike to the bit, and skip a step alike
+                dist.all_reduce(totals)
+            with phase("optim"):
+                loss, terms, norm = totals
+                # Batches may have unequal numbers of terms: from DDP's mean of sums to the mean over all terms.
+                factor = job.world_size * options.batch_size / terms
+                norm = clip_gradients(network.parameters(), factor, options.clip_norm, norm)
                 nonfinite += step_if_finite(optimizer, norm)
                 scaler.update()
                 optimizer.zero_grad(set_to_none=True)
@@ -165,7 +170,7 @@ def train(settings: Settings, run: Session) -> None:
             step_done(at["step"], at["epoch"])
             bar.update()
             if due(at["step"], settings.log.every_steps):
-                values = {"loss": summed[0] / summed[1], "grad_norm": norm, "nonfinite_steps": nonfinite}
+                values = {"loss": loss / terms, "grad_norm": norm, "nonfinite_steps": nonfinite}
                 run.metrics.scalars(at["step"], values | {"param_norm": global_norm(network.parameters())})
                 bar.set_postfix({"loss": run.metrics.latest.get("loss")})
                 refuse_nonfinite(run.metrics.latest.get("nonfinite_steps", 0))

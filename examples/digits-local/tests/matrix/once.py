@@ -111,9 +111,20 @@ def _wrong(
     wrong += [f"does not say {text!r}" for text in case.says if text not in output]
     if case.warns and (times := printed.count(case.warns)) != 1:
         wrong.append(f"warns {times} times")
+    if case.root_cause and not _root_cause(printed).startswith(case.root_cause):
+        wrong.append(f"torchrun's root cause is {_root_cause(printed)[:100]!r}")
     if outcome.get("exit_code") == 75 and not (run_dir / f"checkpoints/step_{outcome['step']:08d}").exists():
         wrong.append("no checkpoint of the step at which it stopped")
     return wrong
+
+
+def _root_cause(printed: str) -> str:
+    """'rank 1: what the table shows of it', of the last part of torchrun's table."""
+    fields = {}
+    for line in printed.rpartition("Root Cause")[2].splitlines():
+        name, colon, value = line.partition(":")
+        fields[name.strip()] = value.strip() if colon else ""
+    return f"rank {fields.get('rank', '?').split(' ')[0]}: {fields.get('traceback', '')}"
 
 
 _undisturbed_lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -28,6 +29,7 @@ class Case(BaseModel, extra="forbid", frozen=True):
     exits: dict[str, int] = {}  # the exit code of each rank, where they do not all say the same as the outcome
     same_losses: bool = False  # all metrics equal those of a training without a fault, to the last digit
     warns: str = ""  # and this exactly once
+    root_cause: str = ""  # how the last failure of torchrun's table begins: "rank 1: rank_killed"
     args: list[str] = []
     program: str = ""  # of programs.py, instead of training
     check: str = ""  # of checkpoints.py, instead of a run
@@ -39,6 +41,7 @@ class Case(BaseModel, extra="forbid", frozen=True):
     in_the_way: str = ""  # a file stands where this directory is needed
     full: str = ""  # every write to this file fails for want of space
     gpu: bool = False  # is run on GPUs as well
+    three: dict[str, Any] | None = None  # run it with three ranks as well, where these keys have other values
 
     @property
     def codes(self) -> set[int]:
@@ -55,5 +58,13 @@ class Case(BaseModel, extra="forbid", frozen=True):
 
 
 def cases() -> list[Case]:
-    """All cases, in order."""
-    return [Case(**case) for case in yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())]
+    """All cases, in order: those of cases.yaml, then what people have reported in public (reports_*.yaml)."""
+    here = Path(__file__).parent
+    found: list[Case] = []
+    for path in [here / "cases.yaml", *sorted(here.glob("reports_*.yaml"))]:
+        for case in yaml.safe_load(path.read_text()):
+            found.append(Case(**case))
+            if found[-1].three is not None:
+                name = f"{found[-1].name}, three ranks"
+                found.append(Case(**{**case, "name": name, "processes": 3, "three": None, **found[-1].three}))
+    return found

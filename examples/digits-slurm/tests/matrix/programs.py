@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -141,14 +142,24 @@ PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
 }
 
 
+def find(name: str) -> Callable[[Settings, Session], None]:
+    """A program of this file, or `reports_x.y`: the function y of reports_x.py beside it."""
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(f"matrix.{module}"), function) if module else PROGRAMS[name]
+
+
 def main(name: str, arguments: list[str]) -> None:
     """Run one program inside a session, like train.py."""
     settings, _ = load(Settings, arguments)
     if name == "group_first":  # some other library was faster
         dist.init_process_group("gloo")
         name = "sums"
+    program = find(name)
+    if hasattr(program, "before_session"):  # it starts one itself, or has others do so
+        program.before_session(settings)
+        return
     with session(settings.run, settings.clocks, settings.log, settings.preempt) as run:
-        PROGRAMS[name](settings, run)
+        program(settings, run)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from matrix.once import run
 def main() -> int:
     """Run the cases that the options select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="the case of this name, or those whose name contains it")
     parser.add_argument("--rows", default="", help="rows, as 1,2,9")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
@@ -52,13 +52,10 @@ def main() -> int:
 
 
 def select(only: str = "", rows: str = "", device: str = "cpu") -> list[Case]:
-    """The cases whose name contains `only`, of these rows, that can be run on `device`."""
+    """The cases whose name is or else contains `only`, of these rows, that can be run on `device`."""
     wanted = {int(row) for row in rows.split(",") if row}
-    return [
-        case
-        for case in cases()
-        if only in case.name and (not wanted or case.row in wanted) and (device == "cpu" or case.gpu)
-    ]
+    named = [case for case in cases() if case.name == only] or [case for case in cases() if only in case.name]
+    return [case for case in named if (not wanted or case.row in wanted) and (device == "cpu" or case.gpu)]
 
 
 if __name__ == "__main__":

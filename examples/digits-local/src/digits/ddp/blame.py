@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, NonFinite, RunFailed
 from .fetch import kind_of
+from .gradients import named
 from .heartbeat import beat
 from .setup import Dist
 from .verdict import Verdict
@@ -25,6 +27,22 @@ PEER_LOST = (
     "failed to pass monitoredBarrier",
 )
 
+# An error on this rank's GPU. PyTorch raises it at whatever call comes next; NCCL and cuBLAS find it as well.
+GPU_FAILED = ("CUDA error", "Cuda failure", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
+GPU_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable and others of the GPU itself (CUDA runtime API).
+GPU_BROKEN = ("uncorrectable ECC", "uncorrectable NVLink", "hardware error")
+LATE_ADVICE = (
+    "run the step again with CUDA_LAUNCH_BLOCKING=1, which the CUDA driver reads: then each call waits for its kernel, "
+    "and the traceback shows the line. Asserts are mostly an index out of range: compare labels and token numbers "
+    "with the size of the embedding"
+)
+UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's reducer.cpp
+UNFINISHED_ADVICE = (
+    "use every parameter in each forward, on all ranks (add 0 * parameter.sum() to the loss), freeze the others before "
+    "DDP is made, or wrap with find_unused_parameters"
+)
+
 DATA_ADVICE = {
     "dataloader_stalled": "read that index by itself; raise clocks.loader_s if it is merely slow",
     "dataloader_worker_died": "look for oom-kill in dmesg; use fewer workers or smaller batches",
@@ -36,8 +54,12 @@ DATA_ADVICE = {
 def peer_lost(error: BaseException) -> bool:
     """Whether this rank only noticed that another one has gone, or that the network between them has."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
+        return not _says(error, GPU_FAILED)
     return isinstance(error, RuntimeError) and any(text in _text(error) for text in PEER_LOST) and _from_pytorch(error)
+
+
+def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+    return any(text in _text(error) for text in texts)
 
 
 def _from_pytorch(error: BaseException) -> bool:
@@ -63,13 +85,19 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif isinstance(error, torch.OutOfMemoryError):
         kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
     elif isinstance(error, Diverged):
-        kind, advice = "divergent_control_flow", "look for an `if` on rank-local data around a collective or a forward"
+        kind = error.kind
+        advice = error.advice or "look for an `if` on rank-local data around a collective or a forward"
     elif isinstance(error, NonFinite):
         kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
     elif isinstance(error, CheckpointFailed):
         kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
     elif isinstance(error, DataFailed):
         kind, advice = error.kind, DATA_ADVICE.get(error.kind, "")
+    elif isinstance(error, RuntimeError) and _says(error, GPU_FAILED):
+        code, kind, advice = _gpu_failed(text)
+        text = f"{text}\n{_late()}"
+    elif UNFINISHED in text:
+        advice, text = UNFINISHED_ADVICE, f"{_left_out(text)}{text}"
     elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
         kind = kind_of(text)
         advice = DATA_ADVICE.get(kind, "")
@@ -79,9 +107,36 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
-    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} (phase {beat.phase}, step {beat.step})"
+    where = f"(phase {beat.phase}, step {beat.step})"
+    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} {where}"
+    if kind == "divergent_weights":  # all ranks raise it at once
+        reason = f"{text} {where}"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
     first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
+
+
+def _gpu_failed(text: str) -> tuple[int, str, str]:
+    """Exit code, kind and advice for an error on this rank's GPU."""
+    if any(part in text for part in GPU_BROKEN):
+        return STALLED, "hardware_fault", "look for Xid in dmesg of that host, and take the GPU out of service"
+    if any(part in text for part in GPU_FULL):
+        return FAILED, "cuda_oom", "use a smaller batch or activation checkpointing"
+    return FAILED, "rank_exception", LATE_ADVICE
+
+
+def _late() -> str:
+    """CUDA runs behind the host: what raises is the first call after the error, and not the one that caused it."""
+    if beat.complete == 0:
+        return f"CUDA reports errors late: the kernel that failed was launched in step {beat.step} or before"
+    span = f"after step {beat.complete}, the last that the GPU is known to have finished, and by step {beat.step}"
+    return f"CUDA reports errors late: the kernel that failed was launched {span}"
+
+
+def _left_out(text: str) -> str:
+    """The names of the parameters of which PyTorch tells the numbers only."""
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    names = named([int(number) for number in found[1].split()]) if found else []
+    return f"the last backward gave no gradient to {', '.join(names[:8])}: " if names else ""

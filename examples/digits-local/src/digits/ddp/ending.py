@@ -11,16 +11,16 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import torch.distributed as dist
 
-from . import outcome, report
+from . import outcome, owner, report
 from .board import post
-from .heartbeat import snapshot
+from .elastic import tell_torchrun
+from .heartbeat import beat, snapshot
 from .ledger import last_entry
 from .logs import say_last, silence_console
 from .setup import Dist
@@ -61,11 +61,13 @@ def end(
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
     write_heartbeat(joined, run_dir)
-    _tell_torchrun(verdict, stack)
+    tell_torchrun(verdict, joined.place, stack, time.time() - (time.monotonic() - beat.progress_at))
     deadline = time.monotonic() + 6 * beat_s
     while not mine and not (run_dir / "outcome.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    if outcome.write(run_dir, verdict, joined.place.attempt):
+    owner.release(run_dir)
+    wrote = outcome.write(run_dir, verdict, joined.place.attempt)
+    if wrote or (mine and not (run_dir / "report.md").exists()):
         report.write(run_dir)
         say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
     log.error("%s: %s", verdict.kind, verdict.reason)
@@ -81,19 +83,6 @@ def write_heartbeat(joined: Dist, run_dir: Path) -> None:
         os.replace(aside, path)
     except OSError as error:
         log.warning("heartbeat not written: %s", error)
-
-
-def _tell_torchrun(verdict: Verdict, stack: str) -> None:
-    """Without this file, torchrun's own table names whoever exited first, and no reason.
-
-    Format: torch/distributed/elastic/multiprocessing/errors/__init__.py, ProcessFailure (torch 2.6 to 2.13).
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        details = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-        content = {"message": {"message": verdict.reason, "errorCode": verdict.exit_code, "extraInfo": details}}
-        with suppress(OSError):  # the reason is in our own log as well
-            Path(path).write_text(json.dumps(content))
 
 
 def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:
@@ -134,8 +123,11 @@ def last_words(run_dir: Path, rank: int) -> str:
 
 
 def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:
-    """The last collective of a rank that did not live to tell, from the file that it has kept."""
-    entry = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
+    """Where a rank was that did not live to tell, and its last collective, from the file that it has kept."""
+    entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
+    if kept.get("pid") != state.get("pid"):  # the last attempt has left it
+        return
+    state |= kept
     recent = state.get("recent", ())
     if entry and entry[0] > (recent[-1][0] if recent else 0):
         state["asked"], state["recent"] = entry[0], [*recent, entry]

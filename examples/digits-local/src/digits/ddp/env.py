@@ -79,7 +79,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Place:
         local_world_size,
         host=socket.gethostname(),
         master_addr=environ.get("MASTER_ADDR", ""),
-        master_port=_number(environ, "MASTER_PORT", 0),
+        master_port=_port(environ) if world_size > 1 else 0,
         attempt=attempt(environ),
         # torch/distributed/rendezvous.py reads it as the string "True" (torch 2.13)
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -109,6 +109,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise ConfigError(f"{name}={text!r} is no whole number", f"unset {name}, or let the launcher set it") from None
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    port = _number(environ, "MASTER_PORT")
+    if not 0 < port < 65536:
+        remedy = "set it to a free port of rank 0's host, the same on every rank"
+        raise ConfigError(f"MASTER_PORT={port} is no port: they go from 1 to 65535", remedy)
+    return port
 
 
 def _local_world_size(environ: Mapping[str, str], name: str, world_size: int) -> int:

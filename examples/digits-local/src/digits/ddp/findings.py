@@ -20,6 +20,7 @@ class Finding:
     blocks: bool = False
     alone: bool = False
     ranks: tuple[int, ...] = ()
+    kind: str = "launcher_misconfig"  # of the outcome
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -14,13 +14,17 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
+from .collation import Collation
+from .draws import warn_of_generators
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
 from .lockstep import in_step
 from .reading import Located
+from .samples import compare_samples
 from .setup import Dist
-from .shards import GlobalOrder, LocatedStream, lengths_of
+from .shards import END, GlobalOrder, LocatedStream, lengths_of
+from .streams import compare_streams
 from .workers import fitting_workers, protect_worker, worker_context
 
 log = logging.getLogger("ddp")
@@ -51,6 +55,7 @@ def make_loader(
     collate_fn: Callable[[list[T]], Any] | None = None,
     sharded: bool = False,
     full: bool = False,
+    compare: bool = True,
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
@@ -65,19 +70,27 @@ def make_loader(
     worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
 
     `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
+    `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
+    a stream once its first batch has been read.
 
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
+        DataFailed: the worker that read samples to compare them hung or died.
     """
     what, least = "training" if train else "evaluation", batch_size if full else 1
     _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
-    located: Dataset[T]
+    located: Located[T] | LocatedStream[T]
+    if train:
+        warn_of_generators(dataset, joined, workers)
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
+        located.compared = sharded or not compare or joined.world_size == 1
     else:
+        if compare:
+            compare_samples(dataset, joined, what, workers, settings.start_method)
         lengths = lengths_of(dataset)
         order = GlobalOrder(
             len(cast(Any, dataset)),
@@ -95,7 +108,7 @@ def make_loader(
         sampler=order,
         num_workers=workers,
         drop_last=full or (sharded and uneven == "drop"),  # else only some ranks might have a smaller last batch
-        collate_fn=collate_fn or getattr(dataset, "collate", None),
+        collate_fn=Collation(collate_fn or getattr(dataset, "collate", None), located.reading),
         timeout=patience(joined) if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
@@ -169,7 +182,12 @@ def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int
             try:
                 batch = next_batch(iterator, joined, located.reading, start if order is located else 0)
             except StopIteration:
-                return
+                batch = END
+        if isinstance(located, LocatedStream) and not located.compared:
+            located.compared = True
+            compare_streams(located.beginning, located.reading.name, joined)
+        if batch is END:
+            return
         yield batch
 
 

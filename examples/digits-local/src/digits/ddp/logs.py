@@ -19,6 +19,7 @@ from .setup import Dist
 log = logging.getLogger("ddp")
 Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
 
+STDERR = 2  # its descriptor
 # Beginnings of the environment variables that environment.txt keeps.
 _LIBRARIES = ("TORCH", "NCCL_", "RCCL_", "GLOO_", "OMP_", "FI_", "CUDA_VISIBLE", "HIP_", "ROCR_")
 RECORDED = ("DDP_", "SLURM_", "MASTER_", *_LIBRARIES)
@@ -67,12 +68,19 @@ def silence_console() -> None:
 
 
 def say_last(text: str) -> None:
-    """Print once more before the process ends, in a thread: a terminal that nobody reads must not hold the end up."""
+    """Print once more before the process ends, in a thread: a terminal that nobody reads must not hold the end up.
+
+    To the process's own stderr: user code may have replaced `print` or `sys.stderr`, or have switched logging off.
+    """
 
     def speak() -> None:
-        with suppress(OSError, ValueError, AttributeError):  # closed, full or absent: the line is in outcome.json
-            print(text, file=sys.stderr, flush=True)
-            sys.stdout.flush()
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            with suppress(Exception):  # closed, full, or user code
+                stream.flush()
+        rest = f"{text}\n".encode(errors="backslashreplace")
+        with suppress(OSError):  # the line is in outcome.json
+            while rest:
+                rest = rest[os.write(STDERR, rest) :]
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .adapters import adapters, check_adapters
+from .arrival import present
 from .clocks import Clocks
 from .disk import checkpoint_directory, writable
 from .env import Place, cpus_for_this_process
@@ -36,6 +37,7 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
     several = place.local_world_size < place.world_size
     row, found = _gpus(place, run.device)
     row |= {"cpus": cpus_for_this_process(place), "versions": versions(row["device"])}
+    row["arrival"] = present(place).as_json()
     nccl = row["device"] != "CPU"
     for part, findings in (_memory(place, loader), _files(place), writable(checkpoint_directory(run))):
         row |= part

@@ -53,12 +53,14 @@ def check_interfaces(
 ) -> list[Finding]:
     """Whether the interfaces that gloo and NCCL are told to take are here, are up and lead to other nodes."""
     found, here = [], ", ".join(known)
-    for name in filter(None, environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+    of_gloo = environ.get("GLOO_SOCKET_IFNAME", "")
+    for name in filter(None, of_gloo.split(",")):
         if name not in known:
             what = f"GLOO_SOCKET_IFNAME names {name}, which is no interface of this host (it has {here})"
-            found.append(Finding(what, "gloo takes whole names: set one of these, or unset it", blocks=True))
+            takes = "gloo takes whole names, separated by commas" + (", and no ^ or = as NCCL does" * (name[0] in "^="))
+            found.append(Finding(what, f"{takes}: set it to one of these, or unset it", blocks=True))
         elif wrong := _unusable([known[name]], several_nodes):
-            what = f"GLOO_SOCKET_IFNAME={environ['GLOO_SOCKET_IFNAME']}: {wrong}"
+            what = f"GLOO_SOCKET_IFNAME={of_gloo}: {wrong}"
             found.append(Finding(what, f"set an interface of this host that is up ({here})", blocks=True))
     setting = environ.get("NCCL_SOCKET_IFNAME", "")
     if nccl and setting:
@@ -69,19 +71,24 @@ def check_interfaces(
             found.append(Finding(f"NCCL_SOCKET_IFNAME={setting}: {wrong}", remedy, blocks=True))
     if several_nodes and not environ.get("GLOO_SOCKET_IFNAME"):
         address = _own_address()
-        if not address or address.startswith("127.") or address == "::1":
+        if not address or is_loopback(address):
             what = f"this host's own name leads to {address or 'no address of it'}, where gloo's peers cannot find it"
             found.append(Finding(what, "set GLOO_SOCKET_IFNAME (launch/task.sh does)", blocks=True))
     return found
 
 
-def check_master(place: Place, known: Mapping[str, Interface]) -> tuple[str, list[Finding]]:
-    """The local address and interface towards MASTER_ADDR, and what is wrong with address, way or port."""
+def check_master(place: Place, known: Mapping[str, Interface], alone: bool = True) -> tuple[str, list[Finding]]:
+    """The local address and interface towards MASTER_ADDR, and what is wrong with address, way or port.
+
+    With `alone` a loopback address is refused on nodes other than rank 0's: several nodes may be one host in a test.
+    """
     at = f"MASTER_ADDR={place.master_addr}"
     try:
         family, _, _, _, target = socket.getaddrinfo(place.master_addr, place.master_port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         remedy = "set it to a name or address of rank 0's host that every node can resolve"
+        if place.agent_store:
+            remedy += "; torchrun takes it from --master-addr, or with c10d from --local-addr or the name of its host"
         return "-", [Finding(f"{at} cannot be resolved: {error}", remedy, alone=True)]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: the kernel only looks for the way
@@ -93,7 +100,7 @@ def check_master(place: Place, known: Mapping[str, Interface]) -> tuple[str, lis
     name = next((one.name for one in known.values() if mine in (one.addresses or ())), "")
     found = []
     elsewhere = place.rank >= place.local_world_size  # on rank 0's own host, its name may well be a loopback address
-    if elsewhere and (mine.startswith("127.") or mine == "::1"):
+    if alone and elsewhere and is_loopback(mine):
         remedy = "set it to the name of rank 0's host; localhost is another host on every node"
         found.append(Finding(f"{at} is the loopback address of this host", remedy, alone=True))
     if place.rank == 0 and not place.agent_store:
@@ -109,7 +116,7 @@ def _check_port(place: Place, family: int, address: str) -> list[Finding]:
             probe.bind(("", place.master_port))  # without listening: no rank can take it for the store
         except OSError as error:
             what = f"port {where} is in use already, or not allowed: {error}"
-            return [Finding(what, "choose another MASTER_PORT", alone=True)]
+            return [Finding(what, "choose another MASTER_PORT", alone=True, kind="port_in_use")]
     with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
         probe.bind((address, 0))
         return []
@@ -130,6 +137,18 @@ def _unusable(taken: list[Interface], several_nodes: bool) -> str:
     if not usable:
         return f"{names} is down, or has no address"
     return f"{names} leads to no other node" if several_nodes and all(one.name == "lo" for one in usable) else ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of the same host find it."""
+    return address.startswith("127.") or address == "::1"
+
+
+def gloo_address(known: Mapping[str, Interface], environ: Mapping[str, str] = os.environ) -> str:
+    """Where gloo will tell its peers to find this rank; empty where it takes a loopback address for want of another."""
+    if name := environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        return next(iter((known[name].addresses or ("?",)) if name in known else ()), "?")
+    return _own_address()
 
 
 def _own_address() -> str:

@@ -14,12 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from .agree import gather
+from .buffers import note_changed
+from .collation import put_together
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
+from .layout import compare_modes
 from .metrics import global_norm
+from .preempt import shielded
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .shards import lengths_of
+from .unused import refuse_unused, without_gradient
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
@@ -38,15 +43,17 @@ def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
     if lengths is None:
         return first
     random, samples = random_state(CPU), []
+    longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
     with phase("data"):
-        for index in sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]:
+        for index in longest:
             try:
                 samples.append(dataset[index])
             except Exception as error:
                 what = f"could not read index {index} of {type(dataset).__name__}: {type(error).__name__}: {error}"
                 raise DataFailed(what) from error
     restore_random_state(random, CPU)
-    batch: T = getattr(dataset, "collate", default_collate)(samples)
+    collate = getattr(dataset, "collate", default_collate)
+    batch: T = put_together(collate, samples, longest, type(dataset).__name__)
     return batch
 
 
@@ -60,6 +67,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     fails here; the optimiser's own state comes with its first step.
 
     Raises:
+        ConfigError: on all ranks, naming parameters without a gradient, or modes that differ between ranks.
         Diverged: on all ranks, naming those whose gradients differ.
     """
     device = joined.device
@@ -67,15 +75,19 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
-    with phase("compile"), ExitStack() as alone:
+    with phase("compile"), shielded(), ExitStack() as alone:  # torch.compile starts compilers, and keeps some of them
         for model in models:
             alone.enter_context(model.no_sync())
             model.require_forward_param_sync = False  # buffers, too, are broadcast with the others only
         step()
         _synchronize(device)
     first = time.monotonic() - began
+    without = [without_gradient(model) for model in models]
     _zero(models)
     _wait_for_all(joined)
+    for model, found in zip(models, without, strict=True):
+        compare_modes(joined, model.module)  # they may have changed since the wrapper was made
+        refuse_unused(joined, type(model.module).__name__, found)
 
     began = time.monotonic()
     for model in models:
@@ -83,6 +95,8 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     step()
     norm = global_norm(parameter.grad for model in models for parameter in model.parameters()).item()
     second = time.monotonic() - began
+    for model in models:
+        note_changed(joined, model.module)
     _zero(models)
     restore_random_state(random, device)
     with torch.no_grad():

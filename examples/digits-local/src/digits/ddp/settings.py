@@ -14,8 +14,11 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsError
 
 from . import outcome
+from .elastic import tell_torchrun
 from .env import attempt
 from .errors import CONFIG, ConfigError
+from .logs import say_last
+from .owner import held_by_another
 from .verdict import Verdict
 
 # Read by the plumbing, but no settings: they describe one start, not the run.
@@ -36,6 +39,10 @@ class RunSettings(BaseModel, extra="forbid"):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     deterministic: bool = Field(False, description="on GPUs, too, a run repeats to the bit; some operations are slower")
+    compare_replicas: bool = Field(
+        True,
+        description="end a run whose ranks train different models (false for local SGD, which lets them)",
+    )
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 
@@ -51,10 +58,13 @@ def load(
             _refuse_unknown_variables(settings_class)
         return _load(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_last(f"error: {error}")
+        verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
+        tell_torchrun(verdict)
         if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
-            verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
-            outcome.write(Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id), verdict, attempt(), replace=True)
+            directory = Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id)
+            if not held_by_another(directory):
+                outcome.write(directory, verdict, attempt(), replace=True)
         raise SystemExit(CONFIG) from None
 
 

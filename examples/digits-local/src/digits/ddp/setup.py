@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -134,15 +135,23 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", joined.store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=seconds(clocks.collective_s),
-        device_id=chosen if chosen.type == "cuda" else None,
-    )
-    control = dist.new_group(backend="gloo", timeout=seconds(clocks.collective_s))
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", joined.store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=seconds(clocks.collective_s),
+            device_id=chosen if chosen.type == "cuda" else None,
+        )
+    except dist.DistBackendError as error:
+        if "Duplicate GPU detected" not in str(error):  # NCCL init.cc: "rank 1 and rank 0 both on CUDA device 1b000"
+            raise
+        both = re.search(r"Duplicate GPU detected ?: ?(.*)", str(error))
+        problem = f"two ranks have the same GPU: NCCL says '{both and both[1]}' on {joined.who(place.rank)}"
+        remedy = "give each rank a GPU of its own; NCCL takes MIG instances of one GPU for one"
+        raise ConfigError(problem, remedy, "device_mapping") from error
+    control = dist.new_group(backend="gloo", timeout=seconds(clocks.guard_s))  # decisions wait for slow ranks, too
     assert isinstance(control, dist.ProcessGroup)  # never the non-member marker: the group holds all ranks
     dist.monitored_barrier(control, timeout=seconds(clocks.init_s), wait_all_ranks=True)
 

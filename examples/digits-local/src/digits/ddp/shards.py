@@ -13,6 +13,7 @@ from .errors import ConfigError
 from .heartbeat import progress
 from .reading import Reading, alone
 from .setup import Dist
+from .streams import Beginning
 
 T = TypeVar("T")
 END: Any = object()
@@ -113,6 +114,7 @@ class LocatedStream(IterableDataset[T]):
         self.seed, self.batch, self.uneven, self.sharded = seed, batch, uneven, sharded
         self.start = 0
         self.reading = Reading(type(inner).__name__, "sample", joined, workers)
+        self.beginning, self.compared = Beginning(), False
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Begin `epoch` without its first `start` samples (counted over all ranks); before the workers are started."""
@@ -127,6 +129,7 @@ class LocatedStream(IterableDataset[T]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         first = mine = END  # first: of the whole epoch, to pad with
+        mine_at = -1
         position, taken = -1, 0
 
         def is_ours() -> bool:
@@ -141,14 +144,16 @@ class LocatedStream(IterableDataset[T]):
                 continue
             place = (position - self.start) % self.world_size
             if place == self.rank:
-                mine = sample
+                mine, mine_at = sample, position
             if place == self.world_size - 1:  # only now is it known that every rank has one
                 if is_ours():
+                    self.reading.given.append(mine_at)
                     yield mine
                 taken += 1
         rest = max(0, position + 1 - self.start) % self.world_size
         last = mine if self.rank < rest else first if self.uneven == "pad" else END
         if rest and self.uneven != "drop" and last is not END and is_ours():
+            self.reading.given.append(mine_at if self.rank < rest else self.rank)
             yield last
 
     def _all(self) -> Iterator[T]:
@@ -159,4 +164,8 @@ class LocatedStream(IterableDataset[T]):
                 sample = next(iterator, END)
             if sample is END:
                 return
+            if self.sharded:
+                self.reading.given.append(position)
+            else:
+                self.beginning.note(position, sample)
             yield sample

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from . import report
 from .board import states
 from .heartbeat import WAITING, beat
-from .verdict import State
+from .whereabouts import State
 
 log = logging.getLogger("ddp")
 

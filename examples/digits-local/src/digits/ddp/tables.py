@@ -44,9 +44,11 @@ def plain(report: Report) -> str:
         lines += ["", *links(report)]
     lines += ["", *(text(finding, report.hosts) for finding in report.findings)] if report.findings else []
     lines += ["", f"preflight took {report.seconds:.1f} s"]
-    count = len(report.problems)
+    count, warnings = len(report.problems), len(report.findings) - len(report.problems)
     wrong = f"{count} problem{'s' if count > 1 else ''}, see above"
-    return "\n".join([*lines, f"preflight: {wrong if count else 'everything is in order'}"])
+    order = "everything is in order"
+    order += f", but for the {f'{warnings} warnings' if warnings > 1 else 'warning'} above" if warnings else ""
+    return "\n".join([*lines, f"preflight: {wrong if count else order}"])
 
 
 def as_json(report: Report, code: int) -> str:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .errors import FAILED, OUTCOMES, STALLED, STOPPED
+from .exits import EXIT
 from .heartbeat import WAITING_FILES
-from .ledger import Entry, first_difference, minority
-
-State = Mapping[str, Any]  # what heartbeat.snapshot() returns
+from .ledger import first_difference, minority
+from .whereabouts import State, apart, at_death, each, moves_on, pace, position, recent, waits, where
 
 
 @dataclass(frozen=True)
@@ -42,45 +42,110 @@ def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, s
     """
     if silent:
         return _judge_silent(states, silent, traces or {})
-    oldest = max((state for state in states if not _waits(state)), key=lambda state: state["age_s"], default=states[0])
-    if oldest["phase"].startswith("guard:"):
+    oldest = max((state for state in states if not waits(state)), key=lambda state: state["age_s"], default=states[0])
+    if oldest["phase"].startswith("guard:") and not moves_on(oldest, states):
         what = "made no progress in rank-0 work while the others waited"
         advice = "call progress() at each inner step if the work is merely long, or raise clocks.guard_s"
         return _verdict("rank0_work", states, [int(oldest["rank"])], what, advice)
-    if found := first_difference([_recent(state) for state in states]):
-        advice = "make every rank issue the same collectives in the same order, with equal shapes and types"
-        first = states[(found[1] or [0])[0]]
-        phase, step = first["phase"], first["step"]
-        reason = f"ranks wait in different collectives: {found[0]}; phase {phase}, step {step}"
-        return Verdict(STALLED, "mismatched_collectives", reason, found[1], phase, step, advice)
-    if minority([state["asked"] for state in states]) and all(map(_waits, states)):
+    if found := _without_gradient(states) or _unequal(states) or _idle_gpu(states):
+        return found
+    if all(map(waits, states)) and (minority([state["asked"] for state in states]) or apart(states)):
         return _diverged(states)
     for count, thing in (("collectives", "collective"), ("control", "decision")):
         numbers = [int(state[count]) for state in states]
         behind = [rank for rank, number in enumerate(numbers) if number < max(numbers)]
-        absent = [rank for rank in behind if not _waits(states[rank])]
+        absent = [rank for rank in behind if not waits(states[rank])]
         if not absent and behind and count == "control":  # all wait: those that have done least wait for something else
             least = min(int(states[rank]["collectives"]) for rank in behind)
             absent = [rank for rank in behind if states[rank]["collectives"] == least]
         if absent:
-            what = f"has not come to {thing} {max(numbers)}, in which the others wait"
-            return _verdict("missing_rank", states, absent, what, "its stack shows what it does instead")
+            return _awaited(states, absent, f"has not come to {thing} {max(numbers)}, in which the others wait")
         if behind:
             return _diverged(states)
-    longest = max(float(state["age_s"]) for state in states)
-    stuck = [state for state in states if state["age_s"] >= longest / 2]
-    busy = [int(state["rank"]) for state in stuck if not _waits(state)]
+    busy = [int(state["rank"]) for state in states if not waits(state)]
     if busy and len(busy) < len(states):
-        what = "does not move on, and the others wait for it"
-        return _verdict("missing_rank", states, busy, what, "its stack shows where it is")
+        return _awaited(states, busy, "does not move on, and the others wait for it", sure=False)
     if busy:
+        busy = [rank for rank in busy if not moves_on(states[rank], states)]
         reading = all(states[rank]["phase"] == "data" for rank in busy)
         kind = "dataloader_stalled" if reading else "unknown"
         what = "does not move on" if len(busy) == 1 else "do not move on, all of them: a lock, a file system, a GPU"
         return _verdict(kind, states, busy, what, "its stack shows where it is")
-    what = "wait, and none is behind: the network, a GPU, or a lock that all of them hold"
+    reason = f"all ranks wait in the same call, and none is behind: the network, or a GPU: {each(states)}"
     advice = "compare the stacks of all ranks in stacks/"
-    return _verdict("unknown", states, range(len(states)), what, advice, tell_ranks=False)
+    return Verdict(STALLED, "unknown", reason, None, states[0]["phase"], states[0]["step"], advice)
+
+
+def _awaited(states: Sequence[State], ranks: Sequence[int], what: str, sure: bool = True) -> Verdict:
+    """Others wait for `ranks`: those of them that stand still are to blame; if all move on, they are only slow.
+
+    Args:
+        sure: they are behind, too. Otherwise a rank that moves on is not named.
+    """
+    stuck = [rank for rank in ranks if not moves_on(states[rank], states)]
+    if stuck:
+        return _verdict("missing_rank", states, stuck, what, "its stack shows what it does instead")
+    names = "; ".join(
+        f"rank {rank} ({states[rank]['host']}) is slow, not stuck: phase {states[rank]['phase']}, "
+        f"step {states[rank]['step']}, {pace(states[rank])}"
+        for rank in ranks[:8]
+    )
+    first = states[ranks[0]]
+    advice = (
+        "give the ranks equal work, or let the others wait on the longer clock of the control group, as ddp.agree's "
+        "total and gather do (clocks.guard_s); raise clocks.collective_s if one of the training group must wait so long"
+    )
+    reason = f"{names}{_victims(states, ranks)}"
+    named = list(ranks) if sure else None
+    return Verdict(STALLED, "straggler", reason, named, first["phase"], first["step"], advice)
+
+
+def _without_gradient(states: Sequence[State]) -> Verdict | None:
+    """Ranks that have left a backward in which others still are: DDP waits for gradients that those never computed."""
+    still = [state for state in states if state["phase"] == "backward"]
+    past = [state for state in states if state["phase"] != "backward" and state.get("missing")]
+    if not still or not past:
+        return None
+    texts = [
+        f"rank {state['rank']} ({state['host']}) has left the backward of step {state['step']} without a gradient for "
+        f"{', '.join(state['missing'][:6])}{', ...' * (len(state['missing']) > 6)}, and is {where(state)}"
+        for state in past[:4]
+    ]
+    reason = f"{'; '.join(texts)}. DDP waits for these gradients: {each(still, 4)}"
+    advice = (
+        "a parameter that is frozen on some ranks only, or that their batch does not use: freeze on all ranks, before "
+        "DDP is made; add 0 * parameter.sum() to the loss where it is not used, or wrap with find_unused_parameters"
+    )
+    ranks = [int(state["rank"]) for state in past]
+    return Verdict(STALLED, "divergent_control_flow", reason, ranks, "backward", past[0]["step"], advice)
+
+
+def _unequal(states: Sequence[State]) -> Verdict | None:
+    """Collectives from Python that are not the same on all ranks."""
+    found = first_difference([recent(state) for state in states])
+    if not found:
+        return None
+    advice = "make every rank issue the same collectives in the same order, with equal shapes and types"
+    first = states[(found[1] or [0])[0]]
+    reason = f"ranks wait in different collectives: {found[0]}; phase {first['phase']}, step {first['step']}"
+    return Verdict(STALLED, "mismatched_collectives", reason, found[1], first["phase"], first["step"], advice)
+
+
+def _idle_gpu(states: Sequence[State]) -> Verdict | None:
+    """NCCL: GPUs that have not started a collective that others have started still do something else, or nothing."""
+    firsts = [(state.get("unfinished") or [None])[0] for state in states]
+    number = min((first[0] for first in firsts if first), default=0)
+    there = {rank: first for rank, first in enumerate(firsts) if first and first[0] == number}
+    late = [rank for rank, first in there.items() if first[2] == "scheduled"]
+    started = [rank for rank, first in there.items() if first[2] == "started"]
+    if not late or not started:
+        return None
+    what = (
+        f"has not started collective {number} ({there[late[0]][1]}) on its GPU, and the others have: a kernel before "
+        "it does not end"
+    )
+    advice = "look at the kernels that this rank launches before it, with cuda-gdb, and at dmesg for Xid"
+    return _verdict("missing_rank", states, late, what, advice)
 
 
 def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, str]) -> Verdict:
@@ -92,13 +157,24 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
             what = "could run no Python code for clocks.silent_s: stuck in C code that holds the GIL, or suspended"
             advice = "its stack shows the call"
             return replace(_verdict("missing_rank", states, [rank], what, advice), stacks=stacks)
+        if EXIT in trace:
+            call = trace.partition(EXIT)[2].partition("\n")[0]
+            what = f"is gone: its process ended with exit code{call}"
+            advice = "raise an exception there instead: it is told to all ranks, with its traceback"
+            return _verdict("rank_killed", states, [rank], what, advice)
         if "Fatal Python error" not in trace:
             continue
         signal = trace.split("Fatal Python error: ", 1)[1].split("\n", 1)[0]
-        if signal == "Aborted" and any(part in trace for part in WAITING_FILES):
+        gloo = int(states[rank]["open"]) < 0
+        if signal == "Aborted" and gloo and any(part in trace for part in WAITING_FILES):
             return replace(_mismatched(states, rank, trace), stacks=stacks)
         what, advice = f"crashed ({signal}): a fault in C or CUDA code", "its stack shows the call"
+        if signal == "Aborted" and not gloo:
+            advice = "PyTorch's NCCL watchdog ends a process after an error on its GPU: its standard error tells which"
         return replace(_verdict("rank_killed", states, [rank], what, advice), stacks=stacks)
+    endings = {int(rank): text for state in states for rank, text in state.get("ended", {}).items()}
+    if known := [rank for rank in silent if rank in endings]:
+        return _judge_ended(states, known, endings)
     hosts = {str(state["host"]) for state in states}
     gone = hosts - {str(state["host"]) for state in states if state["rank"] not in silent}
     advice = "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory"
@@ -109,86 +185,91 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
     return _verdict("rank_killed", states, silent, what, advice)
 
 
+def _judge_ended(states: Sequence[State], ranks: Sequence[int], endings: Mapping[int, str]) -> Verdict:
+    """Processes that others on their host have seen to be gone, and perhaps how they ended."""
+    ending = next((endings[rank] for rank in ranks if endings[rank]), "")
+    ranks = [rank for rank in ranks if endings[rank] == ending]
+    what = f"is gone: its process ended {ending}" if ending else "is gone: its process was killed, or ended by itself"
+    advice = "look at the kernel log of that host (dmesg: oom-kill), and for whoever sends signals"
+    if "exit code" in ending:
+        advice = "no exception ended it: look for os._exit, and for a library that calls exit()"
+    return _verdict("rank_killed", states, ranks, what, advice)
+
+
 def _mismatched(states: Sequence[State], rank: int, trace: str) -> Verdict:
     """gloo ends the process that receives more than it expects (SIGABRT); the other side only loses a connection."""
-    main = trace.rpartition("Thread 0x")[2]  # the main thread comes last
-    lines = [line.strip() for line in main.splitlines() if "File" in line]
-    lines = [line for line in lines if "/torch/" not in line and "/ddp/" not in line]
-    found = first_difference([_recent(state) for state in states])
-    each = found[0] if found else ", ".join(f"last of rank {state['rank']}: {_last(state)}" for state in states[:6])
+    states = [at_death(state, trace) if state["rank"] == rank else state for state in states]
+    if found := _without_gradient(states):
+        return found
+    difference = first_difference([recent(state) for state in states])
     state = states[rank]
     reason = (
         f"a peer sent rank {rank} ({state['host']}) data of another size than it expected, and gloo aborted it "
-        f"({lines[0] if lines else 'at an unknown line'}): {each}; phase {state['phase']}, step {state['step']}"
+        f"at {state['at']}: {difference[0] if difference else each(states)}; "
+        f"phase {state['phase']}, step {state['step']}"
     )
-    odd = found[1] if found else minority([state["asked"] for state in states])
+    odd = difference[1] if difference else _odd(states)
     advice = "look for a collective that not every rank makes, or makes with another shape"
     return Verdict(STALLED, "mismatched_collectives", reason, odd, state["phase"], state["step"], advice)
 
 
 def explain(states: Sequence[State], _silent: Sequence[int], _traces: Mapping[int, str]) -> Verdict:
     """What `Agreement` has noticed: ranks that have made other collectives or steps than the rest."""
-    consequence = "sums are wrong or calls hang"
-    advice = "look for an `if` on rank-local data around a collective or a forward"
-    if found := first_difference([_recent(state) for state in states]):
-        first = states[(found[1] or [0])[0]]
-        where = (first["phase"], first["step"])
-        return Verdict(FAILED, "mismatched_collectives", f"{found[0]}: {consequence}", found[1], *where, advice)
+    if found := _unequal(states):
+        return replace(found, exit_code=FAILED, reason=found.reason.replace("wait in", "have made", 1))
     steps = [int(state["step"]) for state in states]
     if len(set(steps)) == 1:
         return replace(_diverged(states), exit_code=FAILED)
-    each = ", ".join(f"{count} by rank {rank}" for rank, count in enumerate(steps[:8]))
-    reason = f"ranks have made different numbers of steps ({each}): {consequence}"
+    counts = ", ".join(f"{count} by rank {rank}" for rank, count in enumerate(steps[:8]))
+    reason = f"ranks have made different numbers of steps ({counts}): sums are wrong or calls hang"
     odd = minority(steps)
     first = states[(odd or [0])[0]]
+    advice = "look for an `if` on rank-local data around a collective or a forward"
     return Verdict(FAILED, "divergent_control_flow", reason, odd, first["phase"], first["step"], advice)
 
 
 def _diverged(states: Sequence[State]) -> Verdict:
     """All wait, but not for the same: some have made a collective that the others have not, or left one out."""
-    counts = ", ".join(f"rank {state['rank']}: {state['collectives']}, last {_last(state)}" for state in states[:8])
-    reason = f"ranks have made different numbers of collectives ({counts}): sums are wrong or calls hang"
-    if len({(state["collectives"], state["asked"]) for state in states}) == 1:
-        reason = f"ranks have not done the same all the time, though their counts are equal now ({counts})"
-    odd = minority([state["asked"] for state in states]) or minority([state["collectives"] for state in states])
+    reason = "ranks have not done the same all the time, though their counts are equal now"
+    counts = [[int(state[name]) for state in states] for name in ("collectives", "asked")]
+    if unequal := next((numbers for numbers in counts if len(set(numbers)) > 1), None):
+        numbers = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(unequal[:8]))
+        reason = f"ranks have made different numbers of collectives ({numbers})"
+    elif apart(states):
+        reason = "ranks wait for each other in different calls"
+    odd = _odd(states)
     first = states[(odd or [0])[0]]
-    reason += f"; phase {first['phase']}, step {first['step']}"
-    advice = "look for an `if` on rank-local data around a collective or a forward"
+    reason += f": {each(states)}"
+    advice = "look for an `if` on the rank or on its data around a collective or a forward, and for an early return"
     return Verdict(STALLED, "divergent_control_flow", reason, odd, first["phase"], first["step"], advice)
 
 
-def _recent(state: State) -> Sequence[Entry]:
-    return [(int(number), what, where) for number, what, where in state.get("recent", ())]
+def _odd(states: Sequence[State]) -> list[int] | None:
+    """The ranks that have asked for another number of collectives than most, or else wait in another call."""
+    asked, issued = ([state[name] for state in states] for name in ("asked", "collectives"))
+    return minority(asked) or (apart(states) and minority([position(state) for state in states])) or minority(issued)
 
 
-def _last(state: State) -> str:
-    return "{1} at {2}".format(*_recent(state)[-1]) if _recent(state) else "none from Python"
-
-
-def _waits(state: State) -> bool:
-    """Whether this rank's main thread, or its GPU, waits for other ranks: then it is a victim, not the cause."""
-    if state["phase"].startswith("guard:"):  # no collective can be made there: it may at most wait for its own GPU
-        return False
-    return bool(state["waits"]) or int(state["open"]) > 0 or state["phase"].startswith(("agree", "wait:", "shutdown"))
-
-
-def _verdict(
-    kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str, tell_ranks: bool = True
-) -> Verdict:
+def _verdict(kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str) -> Verdict:
     first = states[ranks[0]]
-    names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks[:16]) if tell_ranks else "all ranks"
-    names += f" and {len(ranks) - 16} others" if tell_ranks and len(ranks) > 16 else ""
+    names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks[:16])
+    names += f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     note = f", at {first['note']!r}" if first["note"] else ""
-    where = f"phase {first['phase']}, step {first['step']}{note}"
-    idle = "" if kind == "rank_killed" else f", idle for {first['age_s']:.0f} s"
-    reason = f"{names} {what}; {'last heard of in ' if not idle else ''}{where}{idle}"
-    waiting = [state for state in states if state["rank"] not in ranks and _waits(state)]
-    if waiting:
-        texts = [f"rank {state['rank']} in {state['waits'] or state['phase']}" for state in waiting[:4]]
-        more = f" and {len(waiting) - 4} others" if len(waiting) > 4 else ""
-        reason += f". Victims, which wait for it: {', '.join(texts)}{more}"
-    blamed = list(ranks) if tell_ranks else None
-    return Verdict(STALLED, kind, reason, blamed, first["phase"], first["step"], advice)
+    place = f"phase {first['phase']}, step {first['step']}{note}"
+    if kind == "rank_killed":
+        others = {int(state["step"]) for state in states if state["rank"] not in ranks}
+        now = f", while the others are in step {max(others)}" if others and max(others) > int(first["step"]) else ""
+        reason = f"{names} {what}; last heard of in {place}{now}"
+    else:
+        reason = f"{names} {what}; {place}, idle for {first['age_s']:.0f} s"
+    return Verdict(STALLED, kind, reason + _victims(states, ranks), list(ranks), first["phase"], first["step"], advice)
+
+
+def _victims(states: Sequence[State], ranks: Sequence[int]) -> str:
+    waiting = [state for state in states if state["rank"] not in ranks and waits(state)]
+    texts = [f"rank {state['rank']} {where(state)}" for state in waiting[:4]]
+    more = f" and {len(waiting) - 4} others" if len(waiting) > 4 else ""
+    return f". Victims, which wait for it: {', '.join(texts)}{more}" if waiting else ""
 
 
 Judge = Callable[[Sequence[State], Sequence[int], Mapping[int, str]], Verdict]

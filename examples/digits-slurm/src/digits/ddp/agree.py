@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from .drift import Digest, Drift
 from .errors import ConfigError, Diverged, StopRequested
 from .heartbeat import collectives_issued, phase
 from .ledger import ledger
@@ -24,12 +25,14 @@ class Agreement:
     It never touches the GPU, so it costs no host sync (measured on 2 H200s: a 5.8 ms step stays at 5.8 ms). Every rank
     must call `poll` equally often. Beside the wish to stop, it compares how many steps and collectives each rank has
     made, and a checksum over what they were: an all_reduce that one rank skips, or makes of another type, is wrong in
-    silence in PyTorch, and is caught here.
+    silence in PyTorch, and is caught here. So are replicas that are no longer equal, if there is a `drift` to compare
+    them.
     """
 
-    def __init__(self, joined: Dist, flags: StopFlags, every_s: float = 1.0) -> None:
+    def __init__(self, joined: Dist, flags: StopFlags, every_s: float = 1.0, drift: Drift | None = None) -> None:
         self.joined, self._flags, self._every_s = joined, flags, every_s
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._drift = drift
+        self._pending: tuple[dist.Work, torch.Tensor, Digest | None] | None = None
         self._polls = 0  # since the pending all_reduce began
         self._stale = 0  # votes to come whose measured speed no longer holds
         self._interval = 1  # in polls; the same on all ranks, because it follows from agreed numbers
@@ -40,7 +43,8 @@ class Agreement:
 
         Raises:
             StopRequested: some rank wants to stop; all ranks raise it at the same step.
-            Diverged: the ranks have made different numbers of steps or collectives, or other collectives.
+            Diverged: the ranks have made different numbers of steps or collectives, or other collectives, or train
+                different models.
         """
         self._polls += 1
         if self._pending is not None and self._polls >= self._interval:
@@ -55,21 +59,27 @@ class Agreement:
     def conclude(self, step: int) -> None:
         """After the last step: one more agreement, so that what went wrong since the last one does not go unnoticed."""
         self.settle()
-        self._start(step)
+        self._start(step, last=True)
         self.settle()
 
     def settle(self) -> None:
         """Wait for the agreement that is under way, if any, and act on it. Raises as `poll` does."""
         if self._pending is None:
             return
-        work, votes = self._pending
+        work, votes, digest = self._pending
         with phase("agree"):
             work.wait()
         self._pending = None
-        stop, step, minus_step, issued, minus_issued, digest, minus_digest, poll_us = votes.tolist()
-        if (step, issued, digest) != (-minus_step, -minus_issued, -minus_digest):
-            what = f"between {-minus_step} and {step} steps" if step != -minus_step else "different collectives"
+        stop, poll_us, *pairs = votes.tolist()
+        same = [most == -minus_least for most, minus_least in zip(pairs[::2], pairs[1::2], strict=True)]
+        step, counts, replicas = -pairs[1], same[:3], same[3:]
+        if not all(counts):
+            what = f"between {step} and {pairs[0]} steps" if pairs[0] != step else "different collectives"
             raise Diverged(f"ranks have made {what}: sums are wrong or calls hang")
+        if self._drift is not None and not all(replicas):
+            self._drift.explain(step, same_keys=replicas[0])
+        elif self._drift is not None and digest is not None:
+            self._drift.equal_at = digest.step
         if stop:
             raise StopRequested(self.joined.store.get("stop").decode())
         # At most 32: should steps become slow all at once, a stop must not wait for hundreds of them.
@@ -78,23 +88,29 @@ class Agreement:
         else:
             self._interval = max(1, min(32, int(self._every_s * 1e6 / max(poll_us, 1))))
 
-    def _start(self, step: int) -> None:
+    def _start(self, step: int, last: bool = False) -> None:
         reason = self._flags.reason()
         if reason:
             self.joined.store.set("stop", f"{reason} on {self.joined.who(self.joined.rank)}")
-        now, issued = time.monotonic(), collectives_issued()
+        now = time.monotonic()
         poll_us = int(1e6 * (now - self._began) / max(1, self._polls))  # conclude() may come right after a poll
-        digest = ledger.digest
-        votes = torch.tensor([int(bool(reason)), step, -step, issued, -issued, digest, -digest, poll_us])
+        digest = self._drift.digest(step, now=last) if self._drift else None
+        # MAX of a number and of its negative: equal on all ranks if the one is minus the other.
+        compared = [step, collectives_issued(), ledger.digest, *(digest.votes() if digest else (0, 0, 0))]
+        votes = torch.tensor([int(bool(reason)), poll_us, *(each for value in compared for each in (value, -value))])
         work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.joined.control, async_op=True)
         assert work is not None  # None is for ranks outside the group
-        self._pending, self._polls, self._began = (work, votes), 0, now
+        self._pending, self._polls, self._began = (work, votes, digest), 0, now
 
 
 def total(joined: Dist, values: torch.Tensor) -> torch.Tensor:
-    """The sum of `values` over all ranks, on the training group. Every rank must call it, with equal shapes."""
+    """The sum of `values` over all ranks, on the training group. Every rank must call it, with equal shapes.
+
+    The ranks meet on the control group first, whose clock is longer: some come late, after an evaluation, say.
+    """
     summed = values.detach().clone().to(joined.device)
     with phase("agree"):
+        dist.barrier(group=joined.control)
         dist.all_reduce(summed)
         return summed.cpu()
 

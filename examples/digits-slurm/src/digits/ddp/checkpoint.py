@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -26,6 +27,7 @@ from .restore import Stateful as Stateful
 from .restore import fill
 from .rng import random_state, restore_random_state
 from .setup import Dist
+from .storable import Refusal, not_loadable, refusal, refuse_parts, warn_of_own_states
 
 log = logging.getLogger("ddp")
 FORMAT = 1
@@ -50,14 +52,24 @@ def save(
 
     Raises:
         CheckpointFailed: on all ranks, when it could not be written and `must` is set (the run is about to end).
+        ConfigError: on all ranks, when it could not be loaded again, or would be a part of the state only.
+        NonFinite: on all ranks, when trained parameters or the optimiser's moments hold NaN or infinity.
     """
+    refuse_parts(objects)
     with phase("checkpoint"):
         rng = gather(joined, random_state(joined.device))
+        warn_of_own_states(joined, objects)
     payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
     if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
-    problem = on_rank0(joined, "checkpoint", lambda progress: _write(run_dir / "checkpoints", payload, keep, progress))
-    problem = from_rank0(joined, problem)
+
+    def check_and_write(progress: Progress) -> Refusal | str | None:
+        refused = refusal(objects, payload["objects"])
+        return refused or _write(run_dir / "checkpoints", payload, keep, progress)
+
+    problem = from_rank0(joined, on_rank0(joined, "checkpoint", check_and_write))
+    if isinstance(problem, Refusal):
+        raise problem.error()
     if problem:
         log.warning("checkpoint of step %d not written: %s. The last good one is kept.", counters["step"], problem)
         if must:
@@ -72,10 +84,17 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
 
     Raises:
         RunFailed: rank 0 found a checkpoint that another rank cannot read.
-        ConfigError: it is of another model or optimiser.
+        ConfigError: it is of another model or optimiser, it cannot be loaded, or these objects could not be saved.
     """
-    found = on_rank0(joined, "find-checkpoint", lambda progress: _newest_good(run_dir / "checkpoints", progress))
-    name = from_rank0(joined, found)
+    refuse_parts(objects)
+
+    def find(progress: Progress) -> Refusal | str | None:
+        refused = refusal({}, {name: item.state_dict() for name, item in objects.items()})  # now, not after an hour
+        return refused or _newest_good(run_dir / "checkpoints", progress)
+
+    name = from_rank0(joined, on_rank0(joined, "find-checkpoint", find))
+    if isinstance(name, Refusal):
+        raise name.error()
     if name is None:
         return None
     path = run_dir / "checkpoints" / name / "state.pt"
@@ -84,6 +103,8 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     except OSError as error:
         who = joined.who(joined.rank)
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
+    except pickle.UnpicklingError as error:  # of an older release, or another torch; the same on all ranks
+        raise not_loadable(path, error) from error
     fill(objects, payload["objects"], path.parent)
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)

@@ -44,7 +44,8 @@ def differences(rows: Sequence[Row]) -> list[Finding]:
     for (host, _), ranks in owners.items():
         if len(ranks) > 1:
             what = f"ranks {ranges(ranks)} on {host} have the same GPU, which NCCL refuses"
-            found.append(Finding(what, "bind one GPU to each task, or let every task see all of them", blocks=True))
+            remedy = "bind one GPU to each task, or let every task see all of them"
+            found.append(Finding(what, remedy, blocks=True, kind="device_mapping"))
     return found
 
 

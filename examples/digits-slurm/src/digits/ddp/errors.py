@@ -20,6 +20,10 @@ class ConfigError(Exception):
         self.kind = kind
 
 
+class RunTaken(ConfigError):
+    """The run directory belongs to another start that is still alive: nothing may be written there."""
+
+
 class StopRequested(BaseException):
     """All ranks agreed to stop: a signal, the time limit or a stop file (exit code 75 once a checkpoint is saved)."""
 
@@ -53,11 +57,15 @@ class Diverged(BaseException):
     Args:
         message: what was noticed.
         ranks: those that began it, if the message says all there is to say.
+        kind: the kind of the outcome, see README.md.
+        advice: what to do, if it is known here.
     """
 
-    def __init__(self, message: str, ranks: list[int] | None = None) -> None:
+    def __init__(
+        self, message: str, ranks: list[int] | None = None, kind: str = "divergent_control_flow", advice: str = ""
+    ) -> None:
         super().__init__(message)
-        self.ranks = ranks
+        self.ranks, self.kind, self.advice = ranks, kind, advice
 
 
 class NonFinite(FloatingPointError):

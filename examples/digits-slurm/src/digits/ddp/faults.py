@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,10 @@ KINDS = {
     "nan": "the model's next output is NaN",
     "term": "SIGTERM",
     "usr2": "SIGUSR2",
+    "termall": "SIGTERM to every process of the job",
+    "usr2all": "SIGUSR2 to every process of the job",
+    "intall": "SIGINT to every process of the job",
+    "hupall": "SIGHUP to every process of the job",
     "stopfile": "someone makes the stop file",
     "extra": "one more all_reduce than the others",
     "skip": "its next all_reduce is not made",
@@ -59,6 +64,7 @@ WORKER_KINDS = {
     "worker-files": "a loader worker may open no more files",
 }
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT", "term": "SIGTERM", "usr2": "SIGUSR2"}
+TO_ALL = {"termall": "SIGTERM", "usr2all": "SIGUSR2", "intall": "SIGINT", "hupall": "SIGHUP"}
 DEFAULTS = {"rank": "0", "step": "0", "phase": "forward", "attempt": "0", "seconds": "1000000"}
 PHASES = ("init", "compile", *clocks.PHASES)
 VALUES = {
@@ -137,6 +143,8 @@ def _carry_out(fault: dict[str, str]) -> None:
         log.warning("injecting %s in phase %s at step %s: %s", kind, fault["phase"], fault["step"], KINDS[kind])
     if kind in SIGNALS:
         os.kill(os.getpid(), getattr(signal, SIGNALS[kind]))
+    elif kind in TO_ALL:
+        signal_all(getattr(signal, TO_ALL[kind]))
     elif kind == "raise":
         raise InjectedFault(f"injected by DDP_FAULTS in {fault['phase']} at step {fault['step']}")
     elif kind == "exit":
@@ -161,6 +169,18 @@ def _carry_out(fault: dict[str, str]) -> None:
         dist.all_reduce(torch.ones(1, device="cuda" if dist.get_backend() == "nccl" else "cpu"))
     else:
         _change_next_all_reduce(kind)
+
+
+def signal_all(number: signal.Signals) -> None:
+    """Send it to every process of this run on this host, as Slurm without cgroups does: launchers and helpers, too.
+
+    They are those whose environment names the run.
+    """
+    wanted = {f"{name}={os.environ[name]}".encode() for name in ("DDP_RUN__DIR", "DDP_RUN__ID")}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            if wanted <= set(path.read_bytes().split(b"\0")):
+                os.kill(int(path.parent.name), number)
 
 
 def _spoil_next_output() -> None:

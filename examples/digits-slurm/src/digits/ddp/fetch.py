@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
@@ -15,8 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from .errors import DataFailed
+from .errors import CONFIG, ConfigError, DataFailed
 from .heartbeat import progress
+from .preempt import shielded
 from .reading import Reading
 from .setup import Dist
 
@@ -43,23 +45,38 @@ def patience(joined: Dist) -> float:
 
 
 def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
-    """`iter(loader)`, which starts the workers.
+    """`iter(loader)`, which starts the workers and, the first time, their fork server.
 
     PyTorch then raises in a handler of SIGCHLD, wherever the training process is, when a forked worker ends: in the
     middle of C++ that is an abort. So the handler that was there before is put back, and `next_batch` looks itself.
 
     Raises:
         DataFailed: the machine cannot carry them: no more processes, memory or open files.
+        ConfigError: they cannot import the program again, which they do unless they are forked.
     """
+    _refuse_lost_main(loader)
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        return iter(loader)
+        with shielded():
+            return iter(loader)
     except OSError as error:
         what = f"{joined.who(joined.rank)} could not start the workers that read {reading.name}: {error}"
         raise DataFailed(what, kind_of(what)) from error
     finally:
         if before is not None and signal.getsignal(signal.SIGCHLD) is not before:  # None: one that is not Python's
             signal.signal(signal.SIGCHLD, before)
+
+
+def _refuse_lost_main(loader: DataLoader[Any]) -> None:
+    """Workers that are not forked import the file that was started (multiprocessing.spawn). Is there one?"""
+    context, main = loader.multiprocessing_context, sys.modules["__main__"]
+    if not loader.num_workers or context is None or context.get_start_method() == "fork" or main.__spec__ is not None:
+        return
+    file, own = getattr(main, "__file__", None), getattr(loader.dataset, "inner", None)
+    if (file is None and type(own).__module__ == "__main__") or (file is not None and not os.path.exists(file)):
+        came = "a notebook or -c" if file is None else file
+        problem = f"the workers must import the program again, which came from {came} and not from a file"
+        raise ConfigError(problem, "put it into a file, or set loader.workers to 0")
 
 
 def next_batch(iterator: Iterator[T], joined: Dist, reading: Reading, start: int) -> T:
@@ -72,6 +89,7 @@ def next_batch(iterator: Iterator[T], joined: Dist, reading: Reading, start: int
     Raises:
         StopIteration: there is no more.
         DataFailed: naming rank, worker, data set and index, for whatever DataLoader or the data set has raised.
+        ConfigError: a worker was about to train itself.
     """
     began, before = time.monotonic(), reading.at.tolist()
     while True:
@@ -97,8 +115,11 @@ def _timed_out(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")
 
 
-def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> DataFailed:
+def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> Exception:
     """What to raise instead of `error`."""
+    if any(process.exitcode == CONFIG for process in getattr(iterator, "_workers", [])):
+        problem = f"a worker that reads {reading.name} imported the script that was started, and so called main(), too"
+        return ConfigError(problem, 'put the call under `if __name__ == "__main__":`')
     text = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(error, (EOFError, ConnectionError)):
         text = f"DataLoader worker exited unexpectedly: {text}"

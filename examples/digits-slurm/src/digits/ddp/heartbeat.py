@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import faults
+from . import faults, gradients
 from .ledger import ledger
+from .lines import of_error, of_frame, standing
 from .pace import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
 WAITING = ("backward", "agree", "wait:", "shutdown")
 # Where the innermost frame of a main thread is that waits for other ranks, or for a GPU that does.
-WAITING_FILES = ("/torch/distributed/", "/torch/autograd/", "/torch/cuda/", "/torch/_tensor.py")
+WAITING_FILES = (
+    *("/torch/distributed/", "/torch/autograd/", "/torch/cuda/", "/torch/_tensor.py"),
+    "/torch/nn/parallel/distributed.py",  # buffers are broadcast in DDP's forward
+)
+NAMES = 8  # of parameters, at most, in a state
 
 
 @dataclass
@@ -36,9 +41,12 @@ class Beat:
     progress: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     entered_at: float = field(default_factory=time.monotonic)  # when the present phase began, or was come back to
+    entered: int = 0  # `progress` at that time
     seconds: dict[str, float] = field(default_factory=dict)  # spent in each phase so far, without those inside it
     longest: dict[str, float] = field(default_factory=dict)  # the longest time without progress in each phase so far
-    lost: str = ""  # why this rank waits for nobody any more: it has an error that another rank has caused
+    complete: int = 0  # the last step of which the GPU is known to have finished all work
+    missing: list[str] = field(default_factory=list)  # parameters without a gradient after the last backward, on gloo
+    lost: tuple[str, str] | None = None  # the call, and its lines, that failed because of another rank
     pace: Pace = field(default_factory=Pace)
     control: dist.ProcessGroup | None = None  # the group of decisions, whose collectives are counted as well
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,13 +76,28 @@ def _enter(name: str) -> None:
     with beat.lock:
         _move_on()
         beat.note = ""
+        left = beat.phase
         _change_to(name)
+        if left == "backward":
+            gradients.after_backward()
+        _keep_standing(left == "backward")
+
+
+def _keep_standing(after_backward: bool) -> None:
+    """For when this process does not live to tell: on gloo, where one that receives too much is ended."""
+    if ledger.file is not None:
+        if after_backward:
+            beat.missing = [name[:80] for name in gradients.without_gradient()[:NAMES]]
+        elif beat.phase in ("data", "forward", "backward"):
+            beat.missing = []
+        kept = {"pid": os.getpid(), "phase": beat.phase, "step": beat.step, "missing": beat.missing}
+        ledger.keep(json.dumps(kept), 1)
 
 
 def _change_to(name: str) -> None:
     now = beat.progress_at
     beat.seconds[beat.phase] = beat.seconds.get(beat.phase, 0.0) + now - beat.entered_at
-    beat.phase, beat.entered_at = name, now
+    beat.phase, beat.entered_at, beat.entered = name, now, beat.progress
 
 
 def progress(note: str = "") -> None:
@@ -101,6 +124,7 @@ def step_done(step: int, epoch: int) -> None:
         beat.step, beat.epoch = step, epoch
         if beat.phase == "init":
             _change_to("train")
+        _keep_standing(after_backward=False)
     beat.pace.step_done(step, beat.seconds)
 
 
@@ -130,18 +154,46 @@ def collectives_open() -> int:
     return -1
 
 
-def waits_in_pytorch() -> str:
-    """The collective or synchronisation in which the main thread waits ("all_reduce"), or "" when it does not."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = ""
-    while frame is not None and any(part in frame.f_code.co_filename for part in WAITING_FILES):
-        found = frame.f_code.co_name if frame.f_code.co_name != "wrapper" else found
-        frame = frame.f_back
-    return found
+def collectives_unfinished() -> list[tuple[int, str, str]]:
+    """The first collectives of the training group that this rank's GPU has not finished: number, name, state.
+
+    The state is "started" or "scheduled", from NCCL's flight recorder, which tells them apart only with
+    TORCH_NCCL_ENABLE_TIMING: without start events all are "scheduled" (FlightRecorder.hpp, `update_state`; torch 2.6 to
+    2.13). It queries CUDA events, so it is asked in a diagnosis only.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+        return []
+    with suppress(RuntimeError, ValueError, KeyError, TypeError):
+        entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", [])
+        mine = [each for each in entries if each["process_group"][0] == "0" and not each.get("is_p2p")]
+        found = [(int(each["collective_seq_id"]), each["profiling_name"], each["state"]) for each in mine]
+        return sorted(each for each in found if each[2] != "completed")[:4]
+    return []
+
+
+def stand() -> tuple[str, str]:
+    """The collective or synchronisation in which the main thread waits ("all_reduce"; "" if it does not), and where.
+
+    A rank whose call has failed because of another rank counts as waiting in it.
+    """
+    if beat.lost:
+        return beat.lost
+    lines = list(of_frame(sys._current_frames().get(threading.main_thread().ident or 0)))
+    call, where = standing(lines, ledger.opened)
+    waits = bool(lines) and any(part in lines[0][0] for part in WAITING_FILES)
+    return call if waits else "", where
+
+
+def lose(error: BaseException) -> None:
+    """This rank's call has failed because of another rank: from now on it is one that waits, for whoever asks."""
+    call, where = standing(of_error(error), ledger.opened)
+    beat.lost = (call or "a call that lost its peers", where)
 
 
 def snapshot(rank: int, host: str) -> dict[str, Any]:
     """The state as plain data: what is published, logged and judged."""
+    waits, at = stand()
     with beat.lock:
         return {
             "rank": rank,
@@ -151,14 +203,25 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
             "step": beat.step,
             "note": beat.note,
             "progress": beat.progress,
+            "moves": beat.progress - beat.entered,  # in this phase, which it has been in for `here_s`
+            "here_s": round(time.monotonic() - beat.entered_at, 2),
             "age_s": round(time.monotonic() - beat.progress_at, 2),
             "collectives": collectives_issued(),
             "control": collectives_issued(beat.control) if beat.control else 0,
             "open": collectives_open(),
-            "waits": beat.lost or waits_in_pytorch(),
+            "waits": waits,
+            "lost": beat.lost is not None,
+            "at": at,
+            "group": ledger.last[1] if waits and at == ledger.last[0] else "",
             "asked": ledger.count,
             "phase_s": {name: round(total, 3) for name, total in beat.seconds.items()},
         }
+
+
+def details() -> dict[str, Any]:
+    """What a diagnosis wants to know beside the snapshot: it takes longer, and is asked for only then."""
+    missing = gradients.without_gradient() if beat.phase != "backward" else []
+    return {"recent": list(ledger.recent), "missing": missing[:NAMES], "unfinished": collectives_unfinished()}
 
 
 def line(state: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What this rank has asked of the training group, so that ranks can be compared: operation, types, shapes, the line.
+"""What this rank has asked of the training group, so that ranks can be compared: operation, types, shapes, the lines.
 
 Only calls from Python are seen; DDP's own, which it checks when it is made, are counted by the sequence number.
 """
@@ -15,14 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 
-Entry = tuple[int, str, str]  # number from 1 on, "allreduce float32[3]", "train.py:88"
-LINE = 300  # bytes of the kept entry
-HERE, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+from .lines import of_frame, owner, standing
+
+Entry = tuple[int, str, str]  # number from 1 on, "all_reduce float32[3]", "utils.py:12 < train.py:88"
+LINE = 1000  # bytes of each of the two things that are kept
 
 # Method of ProcessGroup -> which argument has a shape that all ranks must share. None: the arguments may differ.
 METHODS: dict[str, int | None] = {
@@ -32,14 +34,20 @@ METHODS: dict[str, int | None] = {
     "reduce": 0,
     "allgather": 0,
     "_allgather_base": 0,
+    "all_gather_single": 0,
     "_reduce_scatter_base": 1,
+    "reduce_scatter_single": 1,
     "reduce_scatter": 1,
     "gather": None,
     "scatter": None,
     "alltoall": None,
     "alltoall_base": None,
+    "all_to_all_single": None,
     "barrier": None,
+    "monitored_barrier": None,
 }
+SINGLE = ("send", "recv", "recv_anysource")  # between two ranks: never the same on all
+COMPOUND = ("_object", "_object_list")  # what PyTorch makes of several collectives, in one call of the user's
 
 
 @dataclass
@@ -49,55 +57,98 @@ class Ledger:
     count: int = 0
     digest: int = 0
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=64))
+    last: tuple[str, str] = ("", "")  # lines of the last call of any group, and whose it is: "" is the training group
     file: IO[bytes] | None = None  # holds the last entry, for when this process does not live to tell
+    control: dist.ProcessGroup | None = None  # the group of decisions
+    opened: tuple[str, str] = ("", "")  # file and function in which the session was opened
+    compound: FrameType | None = None  # the call of several collectives that is under way, held so that it is no other
 
-    def add(self, what: str) -> None:
-        """Note one collective, which the caller outside PyTorch and this package's plumbing is about to make."""
-        self.count += 1
+    def add(self, what: str, group: object = None) -> None:
+        """Note one call, which the caller outside PyTorch and this package's plumbing is about to make."""
+        frame = sys._getframe(2)  # past `noting`, below
+        call, where = standing(of_frame(frame), self.opened)
+        self.last = (where, self.whose(group))
+        if self.last[1] or what in SINGLE:
+            return
         self.digest = zlib.crc32(what.encode(), self.digest)
-        entry = (self.count, what, caller())
+        compound = _outermost(frame) if call.endswith(COMPOUND) else None
+        if compound is not None and compound is self.compound:
+            return
+        self.count, self.compound = self.count + 1, compound
+        shapes = what.split(" ")[1:] if compound is None else []
+        entry = (self.count, " ".join([call or what.split(" ")[0], *shapes]), where)
         self.recent.append(entry)
+        self.keep(json.dumps(entry), 0)
+
+    def keep(self, text: str, place: int) -> None:
+        """Write `text` at this place of the file, if there is one."""
         if self.file is not None:
             with suppress(OSError):
-                os.pwrite(self.file.fileno(), json.dumps(entry).ljust(LINE).encode(), 0)
+                os.pwrite(self.file.fileno(), text.encode()[: LINE - 1].ljust(LINE), place * LINE)
+
+    def whose(self, group: object) -> str:
+        """Which group that is, in words; "" is the training group."""
+        if group is None or group is dist.group.WORLD:
+            return ""
+        if group is self.control:
+            return "the control group"
+        with suppress(Exception):  # a group that is being destroyed
+            ranks = dist.get_process_group_ranks(group)  # type: ignore[arg-type]
+            listing = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+            return f"the group of rank{'s' * (len(ranks) > 1)} {listing}"
+        return "another group"
 
 
 ledger = Ledger()
 
 
-def keep_ledger(path: Path | None = None) -> None:
-    """From now on, note every collective of the training group. Costs a few microseconds a call.
+def keep_ledger(path: Path | None = None, control: dist.ProcessGroup | None = None) -> None:
+    """From now on, note every collective. Costs some microseconds a call.
 
     `path` keeps the last one in a file: gloo ends a process (SIGABRT) that receives more than it expects.
     """
+    ledger.control = control
+    opener = next((line for line in of_frame(sys._getframe(1)) if owner(line[0]) == "user's"), ("", 0, ""))
+    ledger.opened = (opener[0], opener[2])
     if path is not None:
         with suppress(OSError):
             ledger.file = open(path, "wb", buffering=0)  # noqa: SIM115 (open until the end)
-    for name, argument in METHODS.items():
+    for name in (*METHODS, *SINGLE):
         method = getattr(dist.ProcessGroup, name, None)
         if method is not None and not hasattr(method, "noted"):
-            setattr(dist.ProcessGroup, name, _noting(name, method, argument))
+            setattr(dist.ProcessGroup, name, _noting(name, method, METHODS.get(name)))
 
 
-def last_entry(path: Path) -> Entry | None:
-    """What `keep_ledger(path)` of another rank has kept."""
-    try:
-        number, what, where = json.loads(path.read_text())
-        return int(number), str(what), str(where)
-    except (OSError, ValueError, TypeError):
-        return None
+def last_entry(path: Path) -> tuple[Entry | None, dict[str, Any]]:
+    """What `keep_ledger(path)` of another rank has kept: its last collective, and where it was (heartbeat.standing)."""
+    entry, state = None, dict[str, Any]()
+    with suppress(OSError, ValueError, TypeError):
+        text = path.read_bytes()
+        with suppress(ValueError, TypeError):
+            number, what, where = json.loads(text[:LINE])
+            entry = (int(number), str(what), str(where))
+        state = json.loads(text[LINE : 2 * LINE])
+    return entry, state
 
 
 def _noting(name: str, method: Callable[..., Any], argument: int | None) -> Callable[..., Any]:
     @wraps(method)
     def noting(group: Any, *arguments: Any, **options: Any) -> Any:
-        if group is dist.group.WORLD:
-            shared = arguments[argument] if argument is not None and len(arguments) > argument else ()
-            ledger.add(" ".join([name, *map(_kind, _tensors(shared))]))
+        shared = arguments[argument] if argument is not None and len(arguments) > argument else ()
+        ledger.add(" ".join([name, *map(_kind, _tensors(shared))]), group)
         return method(group, *arguments, **options)
 
     noting.noted = True  # type: ignore[attr-defined]
     return noting
+
+
+def _outermost(frame: FrameType | None) -> FrameType | None:
+    """The outermost of the frames in PyTorch from here on: the call as the user has written it."""
+    found = None
+    while frame is not None and (found is None or owner(frame.f_code.co_filename) == "torch"):
+        found = frame if owner(frame.f_code.co_filename) == "torch" else found
+        frame = frame.f_back
+    return found
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:
@@ -114,17 +165,8 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def caller() -> str:
-    """'train.py:88': the innermost line outside PyTorch and this plumbing, or the plumbing's own if all of it is."""
-    frame, own = sys._getframe(1), ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(TORCH) and name != __file__:
-            here = f"{Path(name).name}:{frame.f_lineno}"
-            if not name.startswith(HERE):
-                return here
-            own = own or here
-        frame = frame.f_back  # type: ignore[assignment]
-    return own or "an unknown line"
+    """'utils.py:12 < train.py:88': the lines outside PyTorch and this plumbing that have led here."""
+    return standing(of_frame(sys._getframe(1)), ledger.opened)[1]
 
 
 def first_difference(recents: Sequence[Sequence[Entry]]) -> tuple[str, list[int] | None] | None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
-from .heartbeat import phase
+from .heartbeat import beat, phase
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -35,36 +35,70 @@ def global_norm(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """The 2-norm of all tensors together, as a scalar on their device, without a host sync.
 
     A few fused kernels: 1% of a step on an H200. Copying every gradient to the CPU instead made a step 24 times slower.
-    After DDP's backward the gradients are equal on all ranks, so the norm is too: no collective is needed.
+
+    Raises:
+        ValueError: there is no tensor, as where no parameter has a gradient.
     """
     present = [tensor for tensor in tensors if tensor is not None]
+    if not present:
+        raise ValueError("no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)")
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
     return norm
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor | float, max_norm: float) -> torch.Tensor:
+def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of this rank's gradients, which after DDP's backward all ranks have alike but for the last bit."""
+    return global_norm(parameter.grad for parameter in parameters)
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Iterable[torch.Tensor],
+    factor: torch.Tensor | float,
+    max_norm: float,
+    norm: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Multiply gradients in place by `factor`, then scale them down to a global norm of at most `max_norm`.
+
+    `norm` is that before the factor, if it is known already. One that all ranks share makes them clip alike to the bit:
+    sums of other numbers of threads, or on another kind of processor, may differ in the last one.
 
     One pass over the gradients for both. Returns: their norm after the first and before the second, a scalar.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = global_norm(gradients) * factor
+    norm = (global_norm(gradients) if norm is None else norm) * factor
     torch._foreach_mul_(gradients, factor * (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
 @torch.no_grad()
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> torch.Tensor:
-    """Step the optimiser unless `norm` is NaN or infinite, without a host sync; returns 1 when it was skipped, else 0.
+    """Step the optimiser unless `norm` is NaN or infinite; returns 1 when it was skipped, else 0, on the device.
 
-    Fused optimisers skip on the device when `found_inf` is 1: it is what `torch.amp.GradScaler` sets
-    (torch/amp/grad_scaler.py, `_step_supports_amp_scaling`). The norm is equal on all ranks, so the decision is too.
+    `norm` must be equal on all ranks, so that they decide alike. Fused optimisers skip on the device when `found_inf`
+    is 1: it is what `torch.amp.GradScaler` sets (torch/amp/grad_scaler.py, `_step_supports_amp_scaling`). The others
+    know nothing of it or refuse it, so the host waits for the norm, and does not call them.
     """
     skipped = (~torch.isfinite(norm)).float()
-    optimizer.grad_scale, optimizer.found_inf = None, skipped  # type: ignore[attr-defined]
-    optimizer.step()
+    # Not the first step: fused SGD leaves momentum that it skips uninitialised, and uses it at the next (torch 2.13).
+    if optimizer.state and skips_on_device(optimizer):
+        optimizer.grad_scale, optimizer.found_inf = None, skipped  # type: ignore[attr-defined]
+        optimizer.step()
+        return skipped
+    if not hasattr(optimizer, "waits_for_norm"):
+        optimizer.waits_for_norm = True  # type: ignore[attr-defined]
+        if norm.is_cuda and not skips_on_device(optimizer):
+            log.info("%s cannot skip a step on the GPU: each step waits for its norm", type(optimizer).__name__)
+    if not skipped.item():
+        optimizer.step()
     return skipped
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this optimiser reads `found_inf`: only the fused kinds do, and a checkpoint's groups may not be fused."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and fused
 
 
 class MetricLog:
@@ -112,6 +146,7 @@ class MetricLog:
         self._pending = None
         if event is not None:
             event.synchronize()
+            beat.complete = step
         self.write(step, dict(zip(self._names, values.tolist(), strict=True)))
 
     def write(self, step: int, values: dict[str, float]) -> None:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch.distributed as dist
 
@@ -17,12 +17,13 @@ from .board import Beats, answers, beat_interval, post, send_beat
 from .clocks import seconds
 from .ending import add_last_entry, end, last_words, write_heartbeat
 from .errors import STALLED
-from .heartbeat import beat, line, snapshot
-from .ledger import ledger
+from .exits import tell_exits
+from .heartbeat import beat, details, line, snapshot
 from .setup import Dist, connect_store
-from .siblings import Siblings
+from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .stragglers import compare_ranks, tell
-from .verdict import Judge, State, Verdict, judge
+from .verdict import Judge, Verdict, judge
+from .whereabouts import State, waits
 
 log = logging.getLogger("ddp")
 WEEK_S = 7 * 86400.0  # a wait that nothing but news ends; poll(2) takes at most 24 days
@@ -49,6 +50,7 @@ class Monitor:
         self._stacks: IO[str] = open(run_dir / "stacks" / f"rank{self._rank}.txt", "a")  # noqa: SIM115 (open until the end)
         print(f"=== attempt {joined.place.attempt}, pid {os.getpid()}", file=self._stacks, flush=True)
         faulthandler.enable(self._stacks)  # a crash in C code leaves its stack there
+        tell_exits(self._stacks)
         self._interval = beat_interval(size, self._clocks)
         # Rank 0 watches everyone, a few watch rank 0: work that grows with the number of ranks, not its square.
         watched = range(1, size) if self._rank == 0 else range(int(self._rank % max(1, size // WATCHERS) == 0))
@@ -59,6 +61,7 @@ class Monitor:
         self._answer_by = float("inf")  # until when the request under way must be answered
         self._stopping, self._failing = threading.Event(), threading.Event()
         self._gone, self._previous = 0, list[State]()  # ranks not to wait for; states at the last comparison
+        self._patient_until = 0.0  # a rank that others wait for moves on: so long nobody asks again
         works = [self._watch, self._guard, *([self._listen] if size > 1 else [])]
         self._threads = [threading.Thread(target=work, name=f"monitor{work.__name__}", daemon=True) for work in works]
 
@@ -72,6 +75,7 @@ class Monitor:
     def stop(self) -> None:
         """Stop watching; call it on every rank before anyone leaves in good order."""
         self._stopping.set()
+        self._siblings.wake()
         post(self._store, "bye")  # no thread may be left waiting in the store when it goes
         for thread in self._threads:
             thread.join()
@@ -90,16 +94,20 @@ class Monitor:
     def diagnose(self, judge: Judge = judge) -> Verdict:
         """Ask every rank where it is and compare the answers: who waits, who is behind, who does not answer."""
         try:
-            return self._ask(judge)
+            found = self._ask(judge)
+            assert found is not None  # None is for the patient
+            return found
         except RuntimeError as error:  # every store error is one
             self._store_lost(str(error))
             raise
 
-    def _ask(self, judge: Judge) -> Verdict:
+    def _ask(self, judge: Judge, patient: bool = False) -> Verdict | None:
         size, text, number = self._joined.world_size, f"diagnose {self._rank} {time.monotonic_ns()}", self._heard + 1
         wait_s = 3 * self._clocks.beat_s + size / 1000  # a server and a reader take their time for many answers
         if self._store.compare_set(f"news/{number}", "", text).decode() != text:
             time.sleep(3 * wait_s)  # another rank was first: its verdict ends this process in here, unless it dies
+            if patient and time.monotonic() < self._patient_until:
+                return None
             number = post(self._store, text)
         self._publish(self._store, number)
         found, silent = answers(self._store, number, self._joined.hosts, wait_s, wait_s / 15, self._siblings.dead())
@@ -110,12 +118,16 @@ class Monitor:
 
     def _watch(self) -> None:
         beat_s, silent_s, size = self._clocks.beat_s, self._clocks.silent_s, self._joined.world_size
-        while not self._stopping.wait(beat_s - time.time() % beat_s):  # all ranks wake together
+        while not self._stopping.is_set():
+            self._siblings.wait(beat_s - time.time() % beat_s)  # all ranks wake together
             try:
                 self._answer_by = time.monotonic() + silent_s
+                if gone := launcher_gone():  # on another node than the store's, nothing else would tell
+                    what = f"{gone} on {self._joined.place.host}"
+                    self.fail(Verdict(STALLED, "store_lost", what, advice=LAUNCHER_ADVICE))
                 if self._tick() and not self._stopping.is_set():
                     self._answer_by += 15 * beat_s + size / 200
-                    self.fail(self.diagnose())
+                    self._find_out()
                 if time.monotonic() - self._spoke >= self._heartbeat_s:
                     self._speak()
                 self._answer_by = float("inf")
@@ -123,6 +135,19 @@ class Monitor:
                 self._store_lost(str(error))
             except Exception:  # a rank that nobody watches is worse than a heartbeat that is not told
                 log.exception("the monitor of this rank has stumbled, and goes on")
+
+    def _find_out(self) -> None:
+        """End the job, unless those whom others wait for are only slow: then all are told, and nobody asks for a while.
+
+        Not for longer than `clocks.guard_s`: waits on the store have no other end.
+        """
+        found = self._ask(judge, patient=True)
+        if found is None:
+            return
+        if found.kind != "straggler" or time.monotonic() - beat.progress_at > self._clocks.guard_s:
+            self.fail(found)
+        else:
+            post(self._store, f"slow {found.reason}. Training goes on")
 
     def _tick(self) -> bool:
         """Beat and look when it is time; whether something is wrong."""
@@ -142,7 +167,8 @@ class Monitor:
         with beat.lock:
             phase, age_s = beat.phase, time.monotonic() - beat.progress_at
             longest = beat.longest.get(phase, 0.0) if beat.pace.settled else None
-        return age_s > self._clocks.stall_limit(phase, longest)
+        stalled = age_s > self._clocks.stall_limit(phase, longest)
+        return stalled and not (time.monotonic() < self._patient_until and waits(self._state()))
 
     def _listen(self) -> None:
         try:
@@ -155,7 +181,11 @@ class Monitor:
                 if news == "bye":  # all ranks have met for the last time, so nobody needs watching any more
                     self._stopping.set()
                     return
-                self._publish(self._news)
+                if news.startswith("slow "):
+                    self._patient_until = time.monotonic() + self._clocks.stall_s
+                    tell(self._run_dir, self._rank, [news.removeprefix("slow ")])
+                else:
+                    self._publish(self._news)
         except RuntimeError as error:
             time.sleep(self._clocks.beat_s)  # if the main thread knows more, it says so first
             self._store_lost(str(error))
@@ -173,22 +203,28 @@ class Monitor:
     def _store_lost(self, problem: str, mine: bool = True) -> None:
         reason = f"the store on the host of rank 0 ({self._joined.hosts[0]}) no longer answers: {problem}"
         advice = "look at rank 0's output, and whether that host, its network and the launcher are still up"
+        blamed = None if self._joined.place.agent_store else [0]  # torchrun serves it there, and no rank
+        if gone := launcher_gone():
+            reason, advice = f"{gone} on {self._joined.place.host}", LAUNCHER_ADVICE
         # The real store could block: with a local one, this rank ends by itself and waits for no other.
         self._gone = self._joined.world_size - 1
         if not self._stopping.is_set():
-            self.fail(Verdict(STALLED, "store_lost", reason, [0], advice=advice), mine, dist.HashStore())
+            self.fail(Verdict(STALLED, "store_lost", reason, blamed, advice=advice), mine, dist.HashStore())
 
     def _publish(self, store: dist.Store, news: int | None = None) -> None:
         news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it
-        state = {**snapshot(self._rank, self._joined.place.host), "pid": os.getpid(), "news": news}
+        state = {**self._state(), "pid": os.getpid(), "news": news, "ended": self._siblings.endings()}
         if news:  # a diagnosis wants more than the regular look
-            state["recent"] = list(ledger.recent)
+            state |= details()
         store.set(f"state/{self._rank}", json.dumps(state))
+
+    def _state(self) -> dict[str, Any]:
+        return snapshot(self._rank, self._joined.place.host)
 
     def _speak(self) -> None:
         """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers."""
         self._spoke = time.monotonic()
-        log.info("%s", line(snapshot(self._rank, self._joined.place.host)), extra={"file_only": self._rank != 0})
+        log.info("%s", line(self._state()), extra={"file_only": self._rank != 0})
         write_heartbeat(self._joined, self._run_dir)
         slow = beat.pace.take_notes()
         if self._spoke - self._compared >= self._heartbeat_s * (self._joined.world_size // 1000):  # large jobs: rarely

@@ -7,9 +7,11 @@ import logging
 import os
 import time
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from .errors import CONFIG
 from .verdict import Verdict
 
 log = logging.getLogger("ddp")
@@ -56,6 +58,18 @@ def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) 
         log.warning("outcome.json not written: %s", error)
         return False
     return True
+
+
+def told(run_dir: Path, attempt: int) -> Verdict | None:
+    """What a child of a rank has found wrong in this attempt: such a child is no rank and can end no other one."""
+    try:
+        content = json.loads((run_dir / "outcome.json").read_text())
+        names = {field.name for field in fields(Verdict)}
+        if content["attempt"] == attempt and content["exit_code"] == CONFIG:
+            return Verdict(**{name: value for name, value in content.items() if name in names})
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def _outdated(existing: dict[str, Any], attempt: int, replace: bool) -> bool:

@@ -21,16 +21,19 @@ from typing import NoReturn
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from . import compare, outcome
+from .arrival import Arrival, crowded
 from .board import values
 from .clocks import Clocks
 from .deadline import ANSWER_S, Deadline
 from .disk import checkpoint_directory, shared
+from .elastic import tell_torchrun
 from .env import Place, attempt, detect
 from .errors import CONFIG, STALLED, STOPPED, ConfigError, RunFailed
 from .findings import Finding, merged, text
 from .links import clock_offsets, measure
 from .loader import LoaderSettings
 from .machine import Row, look
+from .owner import held_by_another
 from .rendezvous import rendezvous
 from .settings import RunSettings, load
 from .setup import Dist, setup_distributed, shutdown
@@ -117,7 +120,7 @@ def _check(joined: Dist, deadline: Deadline, run: RunSettings, row: Row, found: 
         told = [json.loads(text or b"") for text in values(joined.store, keys, complete=True)]  # waits for all
         rows = [row for row, _ in told]
         so_far = [Finding(**{**one, "ranks": tuple(one["ranks"])}) for _, some in told for one in some]
-        so_far += compare.differences(rows)
+        so_far += compare.differences(rows) + crowded(Arrival.from_json(row["arrival"]) for row in rows)
     blocked = any(finding.blocks for finding in so_far)
     if _from_rank0(joined, "blocked", str(blocked)) == "True":
         return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED) if joined.rank == 0 else None
@@ -153,11 +156,12 @@ class Ending:
 
     def write(self, code: int, reason: str) -> None:
         """Leave outcome.json if the run has a name: torchrun turns every exit code into 1."""
-        if self._run.id:
+        if self._run.id and not held_by_another(self._run.dir / self._run.id):
             kind = {STOPPED: "preempted", STALLED: "unknown"}.get(code, "launcher_misconfig")
             kind = "rendezvous_failed" if "did not start" in reason or "cannot reach" in reason else kind
             words = "; ".join(line.strip() for line in reason.splitlines())
             verdict = Verdict(code, kind, f"preflight: {words}", phase="init", step=0)
+            tell_torchrun(verdict)
             outcome.write(self._run.dir / self._run.id, verdict, attempt(), replace=True)
 
     def leave(self, code: int, message: str) -> NoReturn:

@@ -26,6 +26,7 @@ class Reading:
         self.at = torch.full((max(workers, 1),), -1, dtype=torch.int64).share_memory_()
         self.cause = torch.full_like(self.at, -1).share_memory_()  # a position in fetch.CAUSES
         self.samples = 0  # read so far, by this process
+        self.given: list[int] = []  # by this process, and not yet put into a batch
 
     @contextmanager
     def of(self, index: int) -> Iterator[None]:
@@ -42,6 +43,11 @@ class Reading:
             raise DataFailed(f"{self.unit} {index} of {self.name}{worker}: {cause}") from error
         self.samples += 1
 
+    def taken(self, count: int) -> list[int]:
+        """Which samples the last `count` were that were given for a batch."""
+        indices, self.given = self.given[-count:], []
+        return indices
+
 
 class Located(Dataset[T]):
     """A map-style data set that remembers which index each worker reads."""
@@ -52,7 +58,9 @@ class Located(Dataset[T]):
 
     def __getitem__(self, index: int) -> T:
         with self.reading.of(index):
-            return self.inner[index]
+            sample = self.inner[index]
+        self.reading.given.append(index)
+        return sample
 
     def __len__(self) -> int:
         return len(cast(Any, self.inner))

@@ -12,10 +12,13 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from . import kinship
+from .arrival import Arrival, judge
 from .board import post
 from .clocks import Clocks
 from .env import Place
-from .errors import CONFIG, ConfigError, RunFailed, StopRequested
+from .errors import CONFIG, ConfigError, RunFailed, RunTaken, StopRequested
+from .findings import named
 from .logs import Rows
 from .preempt import StopFlags
 from .setup import Dist, connect_store
@@ -24,7 +27,9 @@ from .verdict import Verdict
 log = logging.getLogger("ddp")
 
 
-def rendezvous(place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags | None = None) -> Dist:
+def rendezvous(
+    place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags | None = None, arrival: Arrival | None = None
+) -> Dist:
     """Wait on the store until every rank has come, and compare what each believes.
 
     Rank 0 looks for all others, who compare themselves with rank 0: work that grows with the number of ranks, not with
@@ -33,28 +38,30 @@ def rendezvous(place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags |
     Raises:
         RunFailed: after `clocks.init_s`, naming the ranks that did not come.
         StopRequested: asked to stop meanwhile, by `flags`; here every rank decides for itself.
-        ConfigError: two processes claim one rank, or world sizes or settings (`rows`) differ.
+        ConfigError: two processes claim one rank, world sizes or settings (`rows`) differ, or what each rank says of
+            itself (`arrival`) cannot work together.
     """
     store = connect_store(place, clocks, serve=True)
     waiting = Waiting(store, place, clocks, flags)
-    here = f"{place.host}, process {os.getpid()}"
+    here = f"{place.host}, process {os.getpid()}{kinship.started_by()}"
     first = store.compare_set(f"claim/{place.rank}", "", here).decode()
     if first != here:
-        problem = f"two processes claim rank {place.rank}: one on {first}, one on {here}"
-        remedy = "check NODE_RANK, or that no older job still uses this MASTER_ADDR and MASTER_PORT"
-        tell_all(store, ConfigError(problem, remedy))
+        tell_all(store, kinship.claimed_twice(place, first, here))
 
-    hello = json.dumps([place.host, place.world_size])
+    hello = json.dumps([place.host, place.world_size, arrival and arrival.as_json()])
     others = [_hello(rank) for rank in range(1, place.world_size)]
     settings = {name: value for name, value, _ in rows}
     if place.rank == 0:
         store.set("settings", json.dumps(settings))
         store.set(_hello(0), hello)
         waiting.until(others)
-        store.set("hosts", json.dumps([json.loads(store.get(key))[0] for key in [_hello(0), *others]]))
+        came = [json.loads(store.get(key)) for key in [_hello(0), *others]]
+        hosts = [host for host, _, _ in came]
+        _compare([Arrival.from_json(each) for _, _, each in came if each], hosts, store)
+        store.set("hosts", json.dumps(hosts))
     else:
         waiting.until([_hello(0)])
-        host, world_size = json.loads(store.get(_hello(0)))
+        host, world_size, _ = json.loads(store.get(_hello(0)))
         if world_size != place.world_size:
             problem = (
                 f"rank {place.rank} on {place.host} was started for {place.world_size} ranks, "
@@ -69,6 +76,15 @@ def rendezvous(place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags |
         store.set(_hello(place.rank), hello)  # only now: rank 0 does not begin with a rank that disagrees
         waiting.until(["hosts"])
     return Dist(place, clocks, store, tuple(json.loads(store.get("hosts"))))
+
+
+def _compare(arrivals: Sequence[Arrival], hosts: Sequence[str], store: dist.Store) -> None:
+    """On rank 0: refuse the first thing that cannot work, and warn of the rest."""
+    for finding in judge(arrivals):
+        what = (f"{named(finding.ranks, hosts)}: " if finding.ranks else "") + finding.what
+        if not finding.warning:
+            tell_all(store, ConfigError(what, finding.remedy, finding.kind))
+        log.warning("%s\n  -> %s", what, finding.remedy)
 
 
 def _hello(rank: int) -> str:
@@ -88,7 +104,9 @@ class Waiting:
         while True:
             if self._store.check(["wrong"]):
                 message = json.loads(self._store.get("wrong"))
-                raise ConfigError(*message["config"]) if "config" in message else RunFailed(message["failed"])
+                if "config" in message:
+                    raise (RunTaken if message["taken"] else ConfigError)(*message["config"])
+                raise RunFailed(message["failed"])
             keys = [key for key in keys if not self._store.check([key])]
             if not keys:
                 return
@@ -115,7 +133,9 @@ class Waiting:
 
 def tell_all(store: dist.Store, error: ConfigError | RunFailed) -> NoReturn:
     """Raise here what the others will raise when they look."""
-    message = {"config": error.args[0].split("\n  -> ")} if isinstance(error, ConfigError) else {"failed": str(error)}
+    message: dict[str, object] = {"failed": str(error)}
+    if isinstance(error, ConfigError):
+        message = {"config": [*str(error).split("\n  -> "), error.kind], "taken": isinstance(error, RunTaken)}
     store.set("wrong", json.dumps(message))
     if isinstance(error, ConfigError):  # some ranks may have begun to train already
         verdict = Verdict(CONFIG, error.kind, str(error), phase="init", step=0)

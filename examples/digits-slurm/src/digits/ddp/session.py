@@ -5,34 +5,44 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 
-from . import faults, outcome, report
+from . import faults, kinship, outcome, owner, report
 from .agree import Agreement
+from .arrival import arrive
 from .blame import peer_lost, verdict_of
+from .buffers import check_network
 from .clocks import Clocks
+from .drift import Drift
+from .elastic import tell_torchrun
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
-from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, StopRequested
-from .heartbeat import beat, phase
+from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, RunTaken, StopRequested
+from .heartbeat import beat, lose, phase
 from .ledger import keep_ledger
-from .logs import Rows, describe, log_to_console, log_to_file
+from .logs import Rows, describe, log_to_console, log_to_file, say_last
 from .metrics import LogSettings, MetricLog
 from .monitor import Monitor
+from .network import check_master, interfaces
 from .preempt import PreemptSettings, StopFlags, kind_of
 from .rendezvous import Waiting, rendezvous, tell_all
+from .replicas import keep_models, keep_optimizers
 from .rng import make_deterministic
 from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
+from .siblings import launcher_gone
+from .sources import compare_sources
 from .verdict import Verdict, explain
 
 log = logging.getLogger("ddp")
@@ -65,8 +75,9 @@ def session(
         faults.parse(os.environ.get("DDP_FAULTS", ""))
         flags = StopFlags(preempt)
         flags.install()
-        joined = rendezvous(place, clocks, rows, flags)
-        directory = _run_directory(joined, run, flags)
+        _refuse_address(place)
+        joined = rendezvous(place, clocks, rows, flags, arrive(place, run.device))
+        directory = _run_directory(joined, run, flags, logs.heartbeat_s)
         flags.stop_file = directory / "stop"
         log_to_file(directory, place)
         if place.rank == 0:
@@ -82,9 +93,15 @@ def session(
         with phase("init"):
             joined = setup_distributed(joined, run.device)
             beat.control = joined.control
-        keep_ledger(directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None)
+        kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
+        keep_ledger(kept, joined.control)
+        compare_sources(joined)
+        keep_models(partial(check_network, joined))
+        keep_optimizers()
         log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
-        agreement, metrics = Agreement(joined, flags, preempt.poll_s), MetricLog(joined, directory, logs)
+        drift = Drift(joined) if run.compare_replicas and joined.world_size > 1 else None
+        agreement = Agreement(joined, flags, preempt.poll_s, drift)
+        metrics = MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
         with suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
@@ -92,14 +109,14 @@ def session(
     except StopRequested as stop:
         verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
     except BaseException as error:
-        _fail(monitor, joined, error)
+        _fail(monitor, joined, directory, error)
     try:
         with phase("shutdown"):
             metrics.close()
             if dist.is_initialized():
                 meet(joined)  # still watched: a rank that dies here is named, too
     except BaseException as error:
-        _fail(monitor, joined, error)
+        _fail(monitor, joined, directory, error)
     monitor.stop()
     write_heartbeat(joined, directory)
     _leave(joined, directory, verdict)
@@ -112,6 +129,9 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         outcome.write(directory, verdict, joined.place.attempt)
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
+        owner.release(directory)
+    if verdict.exit_code:
+        tell_torchrun(verdict)
     logging.shutdown()
     faulthandler.cancel_dump_traceback_later()
     with suppress(RuntimeError, ValueError, OSError):  # stderr may be closed
@@ -121,14 +141,18 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         sys.exit(verdict.exit_code)
 
 
-def _fail(monitor: Monitor, joined: Dist, error: BaseException) -> NoReturn:
+def _fail(monitor: Monitor, joined: Dist, directory: Path, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    lost = isinstance(error, RunFailed) or peer_lost(error)
+    if lost:
+        lose(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
+    if told := outcome.told(directory, joined.place.attempt):  # by a process that this rank has started
+        monitor.fail(told)
     mine = verdict_of(error, joined)
-    if isinstance(error, Diverged) and error.ranks is None:
+    if isinstance(error, Diverged) and error.ranks is None and error.kind == "divergent_control_flow":
         monitor.fail(monitor.diagnose(explain))
-    if isinstance(error, RunFailed) or peer_lost(error):
-        beat.lost = "a call that lost its peers"  # so the other ranks count this one as waiting
+    if lost:
         monitor.wait_for_verdict()
         found = monitor.diagnose()
         if found.kind != "unknown":
@@ -147,9 +171,20 @@ def _leave_anyway(code: int) -> None:
 
 def _place_or_exit(run: RunSettings) -> Place:
     try:
-        return detect()
+        place = detect()
+        kinship.refuse_import(f"rank {place.rank} on {place.host}")
+        return place
     except ConfigError as error:
         _give_up_early(error, run, None)
+
+
+def _refuse_address(place: Place) -> None:
+    """What keeps this rank from the first meeting, where all else is told to all."""
+    if place.world_size == 1:
+        return
+    _, found = check_master(place, interfaces(), alone=False)
+    for finding in found:
+        raise ConfigError(f"rank {place.rank} ({place.host}): {finding.what}", finding.remedy, finding.kind)
 
 
 def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) -> NoReturn:
@@ -161,26 +196,35 @@ def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) 
         code, kind = FAILED, "rank_exception"
     elif isinstance(error, (ConfigError, OSError, ValueError)):
         code, kind = CONFIG, error.kind if isinstance(error, ConfigError) else "launcher_misconfig"
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    if run.id:
-        verdict = Verdict(code, kind, str(error), phase="init", step=0)
+    text = str(error)
+    if code == STALLED and (gone := launcher_gone()):  # and with it the store
+        kind, text = "store_lost", f"{gone} on {socket.gethostname()}: {text}"
+    say_last(f"error: {text}")
+    verdict = Verdict(code, kind, text, phase="init", step=0)
+    tell_torchrun(verdict)
+    if run.id and not isinstance(error, RunTaken) and not owner.held_by_another(run.dir / run.id):
         outcome.write(run.dir / run.id, verdict, attempt(), replace=True)
     if place and place.rank == 0 and place.world_size > 1:
         time.sleep(2)  # the store goes with this process, and the others may just be finding out what is wrong
     os._exit(code)
 
 
-def _run_directory(joined: Dist, run: RunSettings, flags: StopFlags) -> Path:
-    """Rank 0 names and makes it; the others learn the name from the store, since clocks differ."""
+def _run_directory(joined: Dist, run: RunSettings, flags: StopFlags, heartbeat_s: float) -> Path:
+    """Rank 0 names, makes and takes it; the others learn the name from the store, since clocks differ."""
     if joined.rank == 0:
-        name = run.id or time.strftime("%Y%m%d-%H%M%S")
         try:
+            name = run.id or owner.new_directory(run.dir, time.strftime("%Y%m%d-%H%M%S"))
+            holder = owner.claim(run.dir / name, os.getpid(), joined.place.attempt, 3 * heartbeat_s)
             outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+        except RunTaken as error:
+            tell_all(joined.store, error)
         except OSError as error:
             remedy = "set run.dir to a directory that rank 0 can write to"
             tell_all(joined.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
+        joined.store.set("holder", holder.token)
         joined.store.set("run_id", name)
     Waiting(joined.store, joined.place, joined.clocks, flags).until(["run_id"])
+    os.environ[owner.CLAIM] = joined.store.get("holder").decode()  # of whatever this rank may start as well
     directory = run.dir / joined.store.get("run_id").decode()
     if not (directory / "logs").is_dir():
         raise ConfigError(

@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 
 from .env import cpus_for_this_process
 from .fetch import CAUSES, kind_of, no_more_files
+from .preempt import leave_to_parent
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -71,8 +72,7 @@ def protect_worker(trainer: int, _worker: int) -> None:
     A SIGTERM to the whole job otherwise kills the workers first, and no checkpoint can be taken. A stuck worker would
     also keep its fork server alive: it holds the other end of the pipe by which the server sees that training is over.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent()
     threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
     # A batch that cannot be sent (tensors that collation did not share, and /dev/shm is full) would else be dropped
     # with a traceback, and the training process would wait for it until its timeout.

@@ -1,0 +1,209 @@
+"""What people reported of ranks that were not the same: their lines, where they had them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from digits.config import Settings
+from digits.data import DataSettings, build_datasets
+from digits.ddp.agree import gather
+from digits.ddp.loader import batches, make_loader
+from digits.ddp.rehearsal import rehearse
+from digits.ddp.session import Session
+from digits.ddp.sources import compare_sources
+
+
+class Frequencies(nn.Module):
+    """Buffers named by a set: their order follows the hash seed of each process (transformers PR #48162)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+        for kind in list({"full", "sliding"}):
+            self.register_buffer(f"{kind}_freq", torch.full((4,), float(len(kind))))
+
+
+def buffers_of_a_set(_settings: Settings, _run: Session) -> None:
+    """Harmless in one of two starts."""
+    DistributedDataParallel(Frequencies())
+
+
+def modules_of_a_set(_settings: Settings, _run: Session) -> None:
+    """The same with modules of equal shapes."""
+    parts = {kind: nn.Linear(4, 4) for kind in list({"full", "sliding"})}
+    DistributedDataParallel(nn.ModuleDict(parts))
+
+
+class Rows(Dataset[Tensor]):
+    """Shuffles its rows when it is made (Qwen3-VL #1947): the ranks read some twice, and others never."""
+
+    def __init__(self, shuffle: Callable[[list[int]], None]) -> None:
+        self.rows = list(range(512))
+        shuffle(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(float(self.rows[index])) + torch.rand(())  # augmentation by the global generator
+
+
+def shuffled_rows(settings: Settings, run: Session) -> None:
+    """By a generator that nobody can seed."""
+    make_loader(Rows(random.SystemRandom().shuffle), run.dist, settings.loader, batch_size=4)
+
+
+def held_out_at_random(settings: Settings, run: Session) -> None:
+    """Each rank holds out other samples, and trains on the validation data of the others."""
+    torch.manual_seed(run.dist.rank)
+    data = Rows(lambda _rows: None)
+    train, val = torch.randperm(len(data)).split([400, 112])
+    make_loader(Subset(data, train.tolist()), run.dist, settings.loader, batch_size=4, compare=False)
+    make_loader(Subset(data, val.tolist()), run.dist, settings.loader, batch_size=4, train=False)
+
+
+def shuffled_by_random(settings: Settings, run: Session) -> None:
+    """By the global generator, which train.py has seeded alike on all ranks when it makes the data sets."""
+
+    def build(data: DataSettings) -> tuple[Any, Any]:
+        order = list(range(512))
+        random.shuffle(order)
+        orders = gather(run.dist, order)
+        print(f"all ranks have one order: {orders[0] == orders[-1]}", flush=True)
+        return build_datasets(data)
+
+    train_module: Any = import_module("digits.train")
+    train_module.build_datasets = build
+    train_module.train(settings, run)
+
+
+def cannot_be_read(settings: Settings, run: Session) -> None:
+    """A file that only rank 0's host has; and, in the other set, one that nobody has."""
+    make_loader(Missing(every=True), run.dist, settings.loader, batch_size=4)
+    make_loader(Missing(every=run.dist.rank > 0), run.dist, settings.loader, batch_size=4, train=False)
+
+
+class Missing(Dataset[int]):
+    """A thousand million samples, of which none, or all, can be read."""
+
+    def __init__(self, every: bool) -> None:
+        self.every = every
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> int:
+        if self.every:
+            raise FileNotFoundError(f"part {index} is not here")
+        return index
+
+
+class Network(nn.Module):
+    """Small, and with a normalisation that keeps running statistics."""
+
+    def __init__(self, unused: bool = False, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.act = act or nn.ReLU()
+        self.head = nn.Linear(4, 1)
+        if unused:
+            self.temperature = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.head(self.act(self.norm(inputs)))
+        return output
+
+
+def _rehearse(run: Session, network: nn.Module, detached: bool = False) -> None:
+    model = DistributedDataParallel(network.to(run.dist.device))
+
+    def step() -> None:
+        loss = model(torch.randn(8, 4, device=run.dist.device)).sum()
+        (loss.detach().requires_grad_() if detached else loss).backward()
+
+    torch.manual_seed(run.dist.rank)
+    rehearse(run.dist, [model], step)
+
+
+def running_statistics(_settings: Settings, run: Session) -> None:
+    """Each rank's own: said once, and no more than a warning."""
+    _rehearse(run, Network())
+
+
+def one_evaluates(_settings: Settings, run: Session) -> None:
+    """Rank 1 freezes statistics that the others go on with."""
+    network = Network()
+    model = DistributedDataParallel(network.to(run.dist.device))
+    network.norm.train(run.dist.rank != 1)
+    samples = torch.randn(8, 4, device=run.dist.device)
+    rehearse(run.dist, [model], lambda: model(samples).sum().backward())
+
+
+def another_activation(_settings: Settings, run: Session) -> None:
+    """No parameter tells that this is another network."""
+    _rehearse(run, Network(act=nn.GELU() if run.dist.rank == 1 else None))
+
+
+def never_used(_settings: Settings, run: Session) -> None:
+    """A parameter that no forward uses, on any rank."""
+    _rehearse(run, Network(unused=True))
+
+
+def detached_loss(_settings: Settings, run: Session) -> None:
+    """The loss of rank 1 does not lead back to the model."""
+    _rehearse(run, Network(), detached=run.dist.rank == 1)
+
+
+def another_version(_settings: Settings, run: Session) -> None:
+    """A module that each host imports from a directory of its own, and rank 1 has an older copy of it."""
+    directory = run.dir / f"host{run.dist.rank}"
+    directory.mkdir()
+    (directory / "widths.py").write_text(f"WIDTH = {64 if run.dist.rank == 1 else 128}\n")
+    sys.path.insert(0, str(directory))
+    import_module("widths")
+    compare_sources(run.dist)
+
+
+class Noisy(Dataset[float]):
+    """Draws from a generator of its own, which every worker copies."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> float:
+        return index + self.rng.random()
+
+
+def own_generator(settings: Settings, run: Session) -> None:
+    """Read by each rank itself: the draws of one rank are those of the other."""
+    make_loader(Subset(Noisy(), range(48)), run.dist, settings.loader, batch_size=4)
+
+
+class Files(IterableDataset[tuple[Tensor, int]]):
+    """A stream in the order of its files, with augmentation that may differ."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return ((torch.rand(3), number) for number in self.order)
+
+
+def streams_shuffled_apart(settings: Settings, run: Session) -> None:
+    """Evaluated in one order, trained in another one on each rank."""
+    val_loader = make_loader(Files(list(range(40))), run.dist, settings.loader, batch_size=4, train=False)
+    print(f"evaluated {len(list(batches(val_loader, run.dist)))} batches", flush=True)
+    order = list(range(100 * run.dist.rank, 100 * run.dist.rank + 40))
+    next(batches(make_loader(Files(order), run.dist, settings.loader, batch_size=4), run.dist))

@@ -1,0 +1,125 @@
+"""Starts as people have reported them: a rank's children that take its place, GPUs, signals, what is printed."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from digits.config import Settings
+from digits.ddp import arrival
+from digits.ddp.agree import total
+from digits.ddp.guard import Progress, on_rank0
+from digits.ddp.heartbeat import phase, step_done
+from digits.ddp.session import Session, session
+
+
+def before_session(function: Callable[[Settings], None]) -> Callable[[Settings, Session], None]:
+    """Mark a program that is to run without a session around it."""
+
+    def program(_settings: Settings, _run: Session) -> None:
+        raise AssertionError("to be called before a session begins")
+
+    program.before_session = function  # type: ignore[attr-defined]
+    return program
+
+
+@before_session
+def spawned(settings: Settings) -> None:
+    """Before any session: each process of torchrun's starts as many children as there should be ranks."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    torch.multiprocessing.spawn(child, args=(settings,), nprocs=world_size)
+
+
+def child(_number: int, settings: Settings) -> None:
+    """What mp.spawn calls."""
+    with session(settings.run, settings.clocks, settings.log, settings.preempt) as run:
+        total(run.dist, torch.ones(1))
+
+
+def spawned_inside(settings: Settings, _run: Session) -> None:
+    """The same by ranks that have begun already."""
+    torch.multiprocessing.spawn(child, args=(settings,), nprocs=2)
+
+
+SCRIPT = """
+from matrix.programs import main
+import sys, torch
+from torch.utils.data import DataLoader
+
+def train(settings, run):
+    loader = DataLoader(range(8), num_workers=1, multiprocessing_context="spawn")
+    for _ in loader:
+        run.agreement.poll(0)
+
+import matrix.reports_starts as reports
+reports.train = train
+main("reports_starts.train", sys.argv[1:])
+"""
+
+
+@before_session
+def unguarded(_settings: Settings) -> None:
+    """Become a script that begins to train on import."""
+    path = Path(os.environ["DDP_RUN__DIR"]) / "reports_starts_unguarded.py"
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_text(textwrap.dedent(SCRIPT))
+    aside.replace(path)
+    os.execv(sys.executable, [sys.executable, str(path), *sys.argv[2:]])
+
+
+@before_session
+def one_gpu(settings: Settings) -> None:
+    """On a machine without GPUs, ranks that say they have one: what NCCL says of it is not for the CPU."""
+    look = arrival.arrive
+    sys.modules[session.__module__].arrive = (  # type: ignore[attr-defined]
+        lambda place, device: replace(look(place, device), gpu="H200, 1b")
+    )
+    child(0, settings)
+
+
+def silenced(_settings: Settings, run: Session) -> None:
+    """User code that wants to hear rank 0 only, and of that nothing either."""
+    builtins.print = lambda *words, **options: None
+    sys.stdout = sys.stderr = io.StringIO()
+    logging.basicConfig(force=True)
+    logging.disable()
+    if run.dist.rank == 1:
+        raise ValueError("a bug in user code")
+    total(run.dist, torch.ones(1))
+
+
+def kills_the_launcher(settings: Settings, run: Session) -> None:
+    """torchrun gets a signal that it does not pass on."""
+    if run.dist.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    for step in range(1000):
+        with phase("forward"):
+            dist.all_reduce(torch.ones(4))
+            time.sleep(0.05)
+        step_done(step + 1, 0)
+
+
+def starts_another(_settings: Settings, run: Session) -> None:
+    """While this run is going on, somebody starts it again."""
+
+    def work(_progress: Progress) -> None:
+        kept = {name: value for name, value in os.environ.items() if name != "LAUNCH_CLAIM"}
+        command = [sys.executable, "-m", "digits.ddp.owner", str(run.dir), str(os.getppid())]  # as the scripts do
+        other = subprocess.run(command, env=kept, check=False)
+        print(f"the other start ended with {other.returncode}", flush=True)
+
+    on_rank0(run.dist, "start_another", work)

@@ -1,0 +1,58 @@
+"""Parameters that a forward and backward left without a gradient: DDP would wait for it in the next step."""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from .agree import gather
+from .errors import ConfigError
+from .findings import named
+from .setup import Dist
+
+UNUSED = (
+    "let the loss depend on them, freeze them (requires_grad_(False)) before DDP wraps the network, or remove them; "
+    "find_unused_parameters=True is for those that other steps use"
+)
+ON_SOME = "look for an `if` on this rank's samples or number: each forward must use them, on all ranks"
+NO_WAY_BACK = "look for detach(), item(), no_grad(), or a loss that is made of something else than the output"
+
+
+def without_gradient(model: DistributedDataParallel) -> tuple[list[str], int]:
+    """Names of the parameters that should have a gradient and have none, and how many should have one."""
+    left_out = set(model.parameters_to_ignore)
+    trained = [
+        (name.replace("_orig_mod.", ""), parameter.grad is None)  # torch.compile's
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in left_out
+    ]
+    missing = [name for name, absent in trained if absent]
+    may_lack = model.find_unused_parameters or model.static_graph
+    return ([] if may_lack and len(missing) < len(trained) else missing), len(trained)
+
+
+def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None:
+    """After a first backward without a reduction: say which parameters of the network `name` had no part in it.
+
+    Args:
+        found: what `without_gradient` returned on this rank.
+
+    Raises:
+        ConfigError: on all ranks, with names, and the ranks if it is not all of them.
+    """
+    missing, trained = found
+    everywhere = gather(joined, (missing[:4], len(missing)))
+    most = max(count for _, count in everywhere)
+    if most == 0:
+        return
+    ranks = [rank for rank, (_, count) in enumerate(everywhere) if count == most]
+    names, _ = everywhere[ranks[0]]
+    same = all(row == everywhere[0] for row in everywhere)
+    where = "" if same else f" on {named(ranks, joined.hosts)}"
+    kind = "rank_exception" if same else "ranks_differ"
+    if most == trained:
+        problem = f"no parameter of {name} got a gradient{where}: the loss does not lead back to the model"
+        raise ConfigError(problem, NO_WAY_BACK, kind)
+    listing = ", ".join(names) + (f" and {most - len(names)} others" if most > len(names) else "")
+    what = f"{most} of {trained} parameters of {name} get" if most > 1 else f"a parameter of {name} gets"
+    problem = f"{what} no gradient{where}, since no forward and loss used {'them' if most > 1 else 'it'}: {listing}"
+    raise ConfigError(problem, UNUSED if same else ON_SOME, kind)

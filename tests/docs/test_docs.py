@@ -416,6 +416,7 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
 def kinds_in(project: Path) -> set[str]:
     """What is assigned to `kind`, or is the kind of a reason to stop, a cause of data, a verdict or a ConfigError."""
     arguments = {"Verdict": slice(1, 2), "_verdict": slice(0, 1), "ConfigError": slice(2, 3)}
+    arguments["Diverged"] = slice(2, 3)
     kinds: set[str] = set()
     for path in (project / "src/demo/ddp").glob("*.py"):
         source = path.read_text()
@@ -429,6 +430,9 @@ def kinds_in(project: Path) -> set[str]:
                 values = [value for value in given if value is not None]
             elif isinstance(node, ast.Assign) and "kind" in target and "Verdict" in source:
                 values = [node.value]
+            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+                code, *others = node.value.elts  # of blame.py: exit code, kind, advice
+                values = others[:1] if ast.unparse(code) in ("FAILED", "STALLED") else []
             elif isinstance(node, ast.Call):
                 values = node.args[arguments.get(ast.unparse(node.func), slice(0))]
             strings = {part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)}

@@ -95,3 +95,28 @@ def test_generators_are_found_where_data_sets_keep_them(part: Callable[[str], Mo
     found = {where: kind for where, (kind, _) in part("draws").generators(both, "Both")}
     inner = "Both.datasets[0].dataset"
     assert found == {f"{inner}.noise": "random.Random", f"{inner}.torch": "torch.Generator"}
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "int64", "bool", "complex64", "uint8"])
+@pytest.mark.parametrize("shape", [(), (3,), (7, 5), (5000, 3)])
+def test_a_checksum_sees_every_bit(part: Callable[[str], ModuleType], kind: str, shape: tuple[int, ...]) -> None:
+    checksum = part("drift").checksum
+    tensor = (torch.rand(shape) * 10).to(getattr(torch, kind))
+    changed = tensor.clone()
+    assert checksum([tensor, torch.ones(3)]) == checksum([changed, torch.ones(3)])
+    plain = torch.view_as_real(changed) if changed.is_complex() else changed
+    plain.view(-1).view(torch.uint8)[-1] ^= 1
+    assert checksum([tensor, torch.ones(3)]) != checksum([changed, torch.ones(3)])
+
+
+def test_a_checksum_tells_tensors_and_layouts_apart(part: Callable[[str], ModuleType]) -> None:
+    checksum = part("drift").checksum
+    first, second = torch.rand(3), torch.rand(3)
+    assert checksum([first, second]) != checksum([second, first])
+    image = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    before = checksum([image])
+    image[0, 0, 0, 0] += 1
+    assert checksum([image]) != before
+    assert checksum([]) == 0
+    odd = torch.rand(9).bfloat16()[1:5]  # begins in the middle of four bytes
+    assert checksum([odd]) == checksum([odd.clone()])

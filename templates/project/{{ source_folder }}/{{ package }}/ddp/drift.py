@@ -334,9 +334,9 @@ def _bits(tensor: Tensor) -> Tensor:
     """Its elements as int32, one-dimensional: two of half precision as one, a long one as two."""
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     width = flat.element_size()
-    if width % 4 and (flat.numel() * width % 4 or flat.storage_offset() * width % 4):
+    if flat.numel() * width % 4:
         return flat.view(INTEGERS[width]).int()
-    return flat.view(torch.int32)
+    return (flat.clone() if flat.storage_offset() * width % 4 else flat).view(torch.int32)
 
 
 def _sum_of_pool(pool: Sequence[Tensor]) -> Tensor:

@@ -48,7 +48,7 @@ class Beat:
     missing: list[str] = field(default_factory=list)  # parameters without a gradient after the last backward, on gloo
     lost: tuple[str, str] | None = None  # the call, and its lines, that failed because of another rank
     pace: Pace = field(default_factory=Pace)
-    control: dist.ProcessGroup | None = None  # the group of decisions, whose collectives are counted as well
+    backward_s: float = 0.0  # seconds in `backward` up to the end of the last step
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -122,6 +122,7 @@ def step_done(step: int, epoch: int) -> None:
     with beat.lock:
         _move_on()
         beat.step, beat.epoch = step, epoch
+        beat.backward_s = beat.seconds.get("backward", 0.0)
         if beat.phase == "init":
             _change_to("train")
         _keep_standing(after_backward=False)
@@ -207,7 +208,7 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
             "here_s": round(time.monotonic() - beat.entered_at, 2),
             "age_s": round(time.monotonic() - beat.progress_at, 2),
             "collectives": collectives_issued(),
-            "control": collectives_issued(beat.control) if beat.control else 0,
+            "control": ledger.decisions,
             "open": collectives_open(),
             "waits": waits,
             "lost": beat.lost is not None,

@@ -92,7 +92,6 @@ def session(
             make_deterministic()
         with phase("init"):
             joined = setup_distributed(joined, run.device)
-            beat.control = joined.control
         kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
         keep_ledger(kept, joined.control)
         compare_sources(joined)

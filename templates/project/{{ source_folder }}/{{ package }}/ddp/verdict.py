@@ -12,6 +12,8 @@ from .heartbeat import WAITING_FILES
 from .ledger import first_difference, minority
 from .whereabouts import State, apart, at_death, each, moves_on, pace, position, recent, waits, where
 
+FINAL = ("benign", "divergent_control_flow", "mismatched_collectives")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -27,8 +29,11 @@ class Verdict:
     stacks: dict[str, str] = field(default_factory=dict)  # rank -> Python stack of its main thread
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end."""
-        restart = self.exit_code in (STALLED, STOPPED) and self.kind != "benign"
+        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end.
+
+        So are ranks that do not do the same: they would part at the same place again.
+        """
+        restart = self.exit_code in (STALLED, STOPPED) and self.kind not in FINAL
         return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), "restart": restart, **asdict(self)}
 
 

@@ -38,7 +38,7 @@ def position(state: State) -> tuple[Any, ...] | None:
     """
     if unfinished := state.get("unfinished"):
         return tuple(unfinished[0][:2])
-    call = state["waits"] or (state["phase"] if state["phase"].startswith("wait:") else "")
+    call = state["waits"] or (state["phase"] if state["phase"].startswith(("agree", "wait:", "shutdown")) else "")
     return (call, state.get("group", "")) if call and int(state["open"]) < 0 else None
 
 

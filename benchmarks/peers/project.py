@@ -40,9 +40,9 @@ LOOP: Edits = [
         '            loss = fault.spoil(loss, at["step"])\n',
     ),
     (
-        "                dist.all_reduce(summed)\n",
+        "                dist.all_reduce(totals)\n",
         "                if not fault.skips(step):\n"
-        "                    dist.all_reduce(fault.misshapen(summed, step))\n",
+        "                    dist.all_reduce(fault.misshapen(totals, step))\n",
     ),
     (
         "                draw(shown, val_data,",
@@ -76,6 +76,7 @@ SECOND: Edits = [
         '            loss = fault.spoil(loss, at["step"])\n'
         "            loss = loss + torch.nn.functional.cross_entropy(extra.module(batch[0]), batch[1])\n",
     ),
+    ("gradient_norm(network.parameters())", "gradient_norm([*network.parameters(), *second.parameters()])"),
     ("clip_gradients(network.parameters(),", "clip_gradients([*network.parameters(), *second.parameters()],"),
     ("fault.finished(step, network)", "fault.finished(step, network, second)"),
 ]

@@ -19,6 +19,7 @@ from .draws import warn_of_generators
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
+from .held import warn_of_shared_files
 from .lockstep import in_step
 from .reading import Located
 from .samples import compare_samples
@@ -84,6 +85,8 @@ def make_loader(
     located: Located[T] | LocatedStream[T]
     if train:
         warn_of_generators(dataset, joined, workers)
+    if workers and settings.start_method == "fork":
+        warn_of_shared_files(dataset, joined)
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)

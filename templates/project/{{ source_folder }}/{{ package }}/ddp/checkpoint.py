@@ -27,7 +27,7 @@ from .restore import Stateful as Stateful
 from .restore import fill
 from .rng import random_state, restore_random_state
 from .setup import Dist
-from .storable import Refusal, not_loadable, refusal, refuse_parts, warn_of_own_states
+from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 
 log = logging.getLogger("ddp")
 FORMAT = 1
@@ -96,6 +96,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
+        remember(objects, 0)
         return None
     path = run_dir / "checkpoints" / name / "state.pt"
     try:
@@ -108,12 +109,17 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     fill(objects, payload["objects"], path.parent)
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)
+    remember(objects, payload["counters"].get("step", 0))
     log.info("resumed from %s", path.parent)
     return dict(payload["counters"])
 
 
-def set_aside(joined: Dist, run_dir: Path) -> None:
-    """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix."""
+def set_aside(joined: Dist, run_dir: Path, objects: Objects | None = None) -> None:
+    """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix.
+
+    `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
+    """
+    remember(objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
     on_rank0(joined, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
 

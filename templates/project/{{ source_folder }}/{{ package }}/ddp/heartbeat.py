@@ -59,10 +59,11 @@ beat = Beat()
 def phase(name: str) -> Iterator[None]:
     """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it.
 
-    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`.
+    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`. Nor at the end, after the
+    training loop: whoever waits there has left it, in whatever call.
     """
     outer = beat.phase
-    if outer == "compile":
+    if outer in ("compile", "wait:end"):
         yield
         return
     _enter(name)

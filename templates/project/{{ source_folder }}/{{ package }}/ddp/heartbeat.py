@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import faults, gradients
 from .ledger import ledger
-from .lines import of_error, of_frame, standing
+from .lines import of_error, of_thread, standing
 from .pace import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -180,7 +180,7 @@ def stand() -> tuple[str, str]:
     """
     if beat.lost:
         return beat.lost
-    lines = list(of_frame(sys._current_frames().get(threading.main_thread().ident or 0)))
+    lines = list(of_thread(sys._current_frames().get(threading.main_thread().ident or 0)))
     call, where = standing(lines, ledger.opened)
     waits = bool(lines) and any(part in lines[0][0] for part in WAITING_FILES)
     return call if waits else "", where

@@ -24,7 +24,7 @@ from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
 from .heartbeat import phase
 from .restore import Stateful as Stateful
-from .restore import fill
+from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
@@ -62,6 +62,7 @@ def save(
     payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
     if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
+        payload["orders"] = parameter_orders(objects)
 
     def check_and_write(progress: Progress) -> Refusal | str | None:
         refused = refusal(objects, payload["objects"])
@@ -87,6 +88,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
         ConfigError: it is of another model or optimiser, it cannot be loaded, or these objects could not be saved.
     """
     refuse_parts(objects)
+    compare_orders(joined, objects)
 
     def find(progress: Progress) -> Refusal | str | None:
         refused = refusal({}, {name: item.state_dict() for name, item in objects.items()})  # now, not after an hour
@@ -106,7 +108,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
     except pickle.UnpicklingError as error:  # of an older release, or another torch; the same on all ranks
         raise not_loadable(path, error) from error
-    fill(objects, payload["objects"], path.parent)
+    fill(objects, payload["objects"], path.parent, payload.get("orders"))
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)
     remember(objects, payload["counters"].get("step", 0))

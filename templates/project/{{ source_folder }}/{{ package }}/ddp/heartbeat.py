@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import faults, gradients
 from .ledger import ledger
-from .lines import of_error, of_frame, standing
+from .lines import of_error, of_thread, standing
 from .pace import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -59,10 +59,11 @@ beat = Beat()
 def phase(name: str) -> Iterator[None]:
     """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it.
 
-    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`.
+    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`. Nor at the end, after the
+    training loop: whoever waits there has left it, in whatever call.
     """
     outer = beat.phase
-    if outer == "compile":
+    if outer in ("compile", "wait:end"):
         yield
         return
     _enter(name)
@@ -180,7 +181,7 @@ def stand() -> tuple[str, str]:
     """
     if beat.lost:
         return beat.lost
-    lines = list(of_frame(sys._current_frames().get(threading.main_thread().ident or 0)))
+    lines = list(of_thread(sys._current_frames().get(threading.main_thread().ident or 0)))
     call, where = standing(lines, ledger.opened)
     waits = bool(lines) and any(part in lines[0][0] for part in WAITING_FILES)
     return call if waits else "", where

@@ -102,7 +102,7 @@ def session(
         agreement = Agreement(joined, flags, preempt.poll_s, drift)
         metrics = MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
-        with suppress(StopRequested):  # it came after the last step
+        with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
     except StopRequested as stop:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +16,9 @@ from pydantic import ValidationError
 from digits.ddp import env, faults, guard
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
-from digits.ddp.metrics import clip_gradients, global_norm, step_if_finite
+from digits.ddp.metrics import clip_gradients, gradient_norm, step_if_finite
 from digits.ddp.preflight import PreflightSettings as Settings
-from digits.ddp.restore import fill
+from digits.ddp.restore import fill, parameter_orders
 from digits.ddp.settings import effective, load
 from digits.ddp.setup import Dist, choose_device
 from digits.ddp.shards import GlobalOrder
@@ -77,7 +79,7 @@ def test_wrong_settings_are_named(
     variables: dict[str, str],
     named: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # away from configs/train.yaml
@@ -86,7 +88,7 @@ def test_wrong_settings_are_named(
     with pytest.raises(SystemExit) as ended:
         load(Settings, arguments)
     assert ended.value.code == 78
-    assert named in capsys.readouterr().err
+    assert named in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("length", [11, 12, 64])
@@ -109,19 +111,30 @@ def test_all_ranks_make_equal_steps_and_together_see_every_sample(length: int, w
     assert len({len(shard) for shard in shards("pad", start=2)}) == 1, "also when another world size began the epoch"
 
 
-def test_a_step_with_a_nan_gradient_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(torch.optim.AdamW, lr=0.1, fused=True),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+        partial(torch.optim.RMSprop, lr=0.1),
+    ],
+    ids=["AdamW", "SGD", "RMSprop"],
+)
+def test_a_step_with_a_nan_gradient_changes_nothing(make: Callable[..., torch.optim.Optimizer]) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    optimizer = make([weight])
     skipped = []
-    for gradient in (torch.ones(3), torch.tensor([1.0, float("nan"), 1.0]), torch.full((3,), 100.0)):
+    nan = torch.tensor([1.0, float("nan"), 1.0])
+    for gradient in (nan, torch.ones(3), nan, torch.full((3,), 100.0)):
         before = weight.detach().clone()
-        weight.grad = gradient
-        own = global_norm([weight.grad])
-        norm = clip_gradients([weight], 2.0, 1.0)
+        weight.grad = gradient.clone()
+        own = gradient_norm([weight])
+        norm = clip_gradients([weight], 2.0, 1.0, own)
         assert torch.equal(norm, 2 * own) or not own.isfinite()
         skipped.append(int(step_if_finite(optimizer, norm)))
         assert torch.equal(before, weight) == bool(skipped[-1])
-    assert skipped == [0, 1, 0]
+        assert weight.isfinite().all()
+    assert skipped == [1, 0, 1, 0]
     assert weight.grad is not None
     assert weight.grad.norm() == pytest.approx(1.0, abs=1e-4), "clipped"
 
@@ -148,6 +161,20 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, ca
         fill({"model": large}, {"model": small.state_dict()}, tmp_path)
     fill({"model": small}, {"model": small.state_dict(), "scaler": {}}, tmp_path)
     assert "scaler, which is switched off" in caplog.text
+
+
+def test_an_optimiser_with_its_parameters_in_another_order_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model(torch.ones(1, 2)).sum().backward()
+    (before := torch.optim.AdamW(model.parameters())).step()
+    saved, orders = {"optimizer": before.state_dict()}, parameter_orders({"model": model, "optimizer": before})
+    fill({"model": model, "optimizer": before}, saved, tmp_path, orders)
+    swapped = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters(), *model[1].parameters()])
+    with pytest.raises(ConfigError, match=r"place 2 is 2\.weight in the one, and 1\.weight in the other"):
+        fill({"model": model, "optimizer": swapped}, saved, tmp_path, orders)
+    fill({"optimizer": swapped}, saved, tmp_path)  # an older checkpoint: the shapes agree
+    with pytest.raises(ConfigError, match="exp_avg of place 0"):
+        fill({"optimizer": torch.optim.AdamW(reversed(list(model.parameters())))}, saved, tmp_path)
 
 
 def test_a_gpu_that_has_not_started_what_the_others_have_started_is_named() -> None:

@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,6 +23,7 @@ from digits.ddp.clocks import Clocks
 from digits.ddp.env import Place
 from digits.ddp.errors import ConfigError
 from digits.ddp.ledger import Entry, first_difference, keep_ledger, ledger, minority
+from digits.ddp.lines import ASKS, of_thread, standing
 from digits.ddp.pace import Pace
 from digits.ddp.setup import Dist
 from digits.ddp.siblings import Siblings
@@ -168,3 +172,26 @@ def test_the_user_s_own_errors_are_not_taken_for_a_lost_peer() -> None:
 def test_a_fault_that_cannot_be_read_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         faults.parse(text)
+
+
+def test_a_question_on_the_terminal_is_told_from_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    pause, wait = Mock(input=0.5), threading.Event().wait
+    with os.fdopen(reading) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        questions = (
+            (lambda: input("? "), True),
+            (lambda: sys.stdin.readline(), True),
+            (lambda: time.sleep(pause.input), False),
+        )
+        for ask, asks in questions:
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            wait(0.2)
+            _, where = standing(of_thread(sys._current_frames()[thread.ident or 0]))
+            assert where.startswith("test_watching.py:")
+            assert where.endswith(ASKS) == asks
+            os.write(writing, b"yes\n" if asks else b"")
+            thread.join(5)
+            assert not thread.is_alive()
+    os.close(writing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from digits.config import Settings
 from digits.data import DataSettings, build_datasets
+from digits.ddp import checkpoint, overlap
 from digits.ddp.agree import gather
 from digits.ddp.loader import batches, make_loader
+from digits.ddp.lockstep import polled
 from digits.ddp.rehearsal import rehearse
 from digits.ddp.session import Session
 from digits.ddp.sources import compare_sources
@@ -207,3 +211,85 @@ def streams_shuffled_apart(settings: Settings, run: Session) -> None:
     print(f"evaluated {len(list(batches(val_loader, run.dist)))} batches", flush=True)
     order = list(range(100 * run.dist.rank, 100 * run.dist.rank + 40))
     next(batches(make_loader(Files(order), run.dist, settings.loader, batch_size=4), run.dist))
+
+
+class Stored(Dataset[int]):
+    """Bytes of a file that is opened when the data set is made: fine without workers, wrong in forked ones."""
+
+    def __init__(self) -> None:
+        self.file = open(__file__, "rb")  # noqa: SIM115 (as it was reported)
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> int:
+        self.file.seek(index)
+        return self.file.read(1)[0]
+
+
+def open_file(settings: Settings, run: Session) -> None:
+    """With workers, by whatever start method the case asks for."""
+    make_loader(Subset(Stored(), range(200)), run.dist, settings.loader, batch_size=4)
+
+
+def unnamed_collate(settings: Settings, run: Session) -> None:
+    """Only the batches need it: the samples could be compared."""
+    rows = Rows(lambda _rows: None)
+    loader = make_loader(rows, run.dist, settings.loader, batch_size=4, collate_fn=lambda samples: samples)
+    next(batches(loader, run.dist))
+
+
+def average_of_rank0(_settings: Settings, run: Session) -> None:
+    """Evaluated by all: a part of the number is of weights that have never been trained."""
+    network = nn.Linear(4, 4)
+    average = AveragedModel(network)
+    checkpoint.load(run.dist, run.dir, {"model": network, "average": average})
+    if run.dist.rank == 0:
+        average.update_parameters(network)
+    for _ in polled([0], run.agreement, 1, 1):
+        pass
+
+
+class Parts(IterableDataset[Tensor]):
+    """The part of a rank: 24 files of 8 samples, shuffled and then shared out. One sample in 32 is a duplicate."""
+
+    def __init__(self, run: Session, seed: int) -> None:
+        files = list(torch.arange(192).split(8))
+        random.Random(seed).shuffle(files)
+        self.samples = torch.cat(files[run.dist.rank :: run.dist.world_size])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.full((3,), number - 8.0 * (number % 32 == 9)) for number in self.samples.tolist())
+
+
+def _read_parts(settings: Settings, run: Session, seed: int) -> None:
+    data = Parts(run, seed)
+    loader = make_loader(data, run.dist, settings.loader, batch_size=4, sharded=True)
+    for epoch in range(2):
+        list(batches(loader, run.dist, epoch))
+
+
+def parts_that_overlap(settings: Settings, run: Session) -> None:
+    """Said once, after the first epoch."""
+    _read_parts(settings, run, seed=run.dist.rank)
+
+
+def workers_that_overlap(settings: Settings, run: Session) -> None:
+    """Each worker gives all that its rank has."""
+    loading: Any = import_module("digits.ddp.loader")
+    loading.fitting_workers = lambda wanted, *_: wanted  # two on any machine
+    _read_parts(settings, run, seed=0)
+
+
+def parts_apart(settings: Settings, run: Session) -> None:
+    """Duplicates of the data itself are nobody's mistake."""
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return True
+
+    overlap.log.addFilter(keep)
+    _read_parts(settings, run, seed=0)
+    if run.dist.rank == 0:  # which says it
+        print(f"overlaps told: {sum('as well' in each for each in said)}", flush=True)

@@ -18,12 +18,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from digits.config import Settings
-from digits.ddp import arrival
+from digits.ddp import arrival, checkpoint
 from digits.ddp.agree import total
 from digits.ddp.guard import Progress, on_rank0
 from digits.ddp.heartbeat import phase, step_done
+from digits.ddp.rehearsal import rehearse
 from digits.ddp.session import Session, session
 
 
@@ -123,3 +126,50 @@ def starts_another(_settings: Settings, run: Session) -> None:
         print(f"the other start ended with {other.returncode}", flush=True)
 
     on_rank0(run.dist, "start_another", work)
+
+
+def replaced(_settings: Settings, run: Session) -> None:
+    """A chosen weight is assigned to the network that is wrapped already."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model = DistributedDataParallel(network)
+    network[1].weight = nn.Parameter(torch.ones(1, 4))
+    rehearse(run.dist, [model], lambda: model(torch.ones(2, 4)).sum().backward())
+
+
+def around(_settings: Settings, run: Session) -> None:
+    """A part of the loss is made of a layer inside the wrapper, of the samples of this rank."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model = DistributedDataParallel(network)
+    own = float(run.dist.rank) * torch.ones(2, 4)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        network[0](own).sum().backward()
+
+    rehearse(run.dist, [model], step)
+
+
+def asks(_settings: Settings, run: Session) -> None:
+    """Before the first step is over, one rank waits for an answer that nobody types."""
+    step_done(0, 0)
+    if run.dist.rank == 0:
+        reading, _writing = os.pipe()
+        sys.stdin = os.fdopen(reading)
+        input("wandb: Enter your choice: ")
+    total(run.dist, torch.ones(1))
+
+
+def asks_nobody(_settings: Settings, run: Session) -> None:
+    """The same in a job, where standard input is empty."""
+    if run.dist.rank == 0:
+        sys.stdin = io.StringIO()
+        input("wandb: Enter your choice: ")
+    total(run.dist, torch.ones(1))
+
+
+def unordered(_settings: Settings, run: Session) -> None:
+    """What the order of a set comes to: another one on each rank."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    parameters = list(network.parameters())
+    optimizer = torch.optim.AdamW(parameters[run.dist.rank :] + parameters[: run.dist.rank])
+    checkpoint.load(run.dist, run.dir, {"model": network, "optimizer": optimizer})

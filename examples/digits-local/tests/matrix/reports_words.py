@@ -67,6 +67,15 @@ def barrier_below_a_rank_test(_settings: Settings, run: Session) -> None:
         step_of(run, model, step)
 
 
+def stops_alone(_settings: Settings, run: Session) -> None:
+    """The metric is looked at on rank 0, and so is whether it is enough."""
+    model = make(run)
+    for step in range(8):
+        if run.dist.rank == 0 and step == 5:
+            break
+        step_of(run, model, step)
+
+
 def early_return(_settings: Settings, run: Session) -> None:
     """One rank leaves an evaluation before all gather their results."""
     model = make(run)

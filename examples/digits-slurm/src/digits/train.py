@@ -74,7 +74,7 @@ def train(settings: Settings, run: Session) -> None:
     if settings.run.resume:
         at |= checkpoint.load(job, run.dir, state) or {}
     else:
-        checkpoint.set_aside(job, run.dir)
+        checkpoint.set_aside(job, run.dir, state)
     if average and not average.n_averaged:  # at the start, or switched on since
         average.module.load_state_dict(network.state_dict())
     nonfinite = torch.zeros((), device=device)

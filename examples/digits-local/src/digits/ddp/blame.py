@@ -13,6 +13,7 @@ from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, Data
 from .fetch import kind_of
 from .gradients import named
 from .heartbeat import beat
+from .lines import users
 from .setup import Dist
 from .verdict import Verdict
 
@@ -36,6 +37,10 @@ LATE_ADVICE = (
     "run the step again with CUDA_LAUNCH_BLOCKING=1, which the CUDA driver reads: then each call waits for its kernel, "
     "and the traceback shows the line. Asserts are mostly an index out of range: compare labels and token numbers "
     "with the size of the embedding"
+)
+NO_ANSWER = (
+    "nobody answers questions in a job: log in before it, or set the variable that the library reads instead "
+    "(WANDB_MODE=offline, HF_TOKEN)"
 )
 UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's reducer.cpp
 UNFINISHED_ADVICE = (
@@ -104,11 +109,13 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
+    elif isinstance(error, EOFError) and "when reading a line" in text:  # input() without a terminal
+        advice = NO_ANSWER
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
         advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     where = f"(phase {beat.phase}, step {beat.step})"
-    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {text} {where}"
+    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
     if kind == "divergent_weights":  # all ranks raise it at once
         reason = f"{text} {where}"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
@@ -116,6 +123,14 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
+
+
+def _with_lines(text: str, error: BaseException) -> str:
+    """What was raised, and where: the user's lines at the end of its first line, which is all that torchrun shows."""
+    if isinstance(error, ConfigError) or not (lines := users(error)):
+        return text
+    first, newline, rest = text.partition("\n")
+    return f"{first} at {lines}{newline}{rest}"
 
 
 def _gpu_failed(text: str) -> tuple[int, str, str]:

@@ -76,7 +76,8 @@ class Clocks(BaseModel, extra="forbid", allow_inf_nan=False):
             return self.guard_s
         if phase.endswith("compile"):  # the ranks that wait for others get more time than those that compile
             return self.compile_s + (2 * self.silent_s if phase.startswith("wait:") else 0)
-        if phase.startswith("wait:"):  # rank 0's own limit rings first: this one is for a rank 0 that cannot speak
+        if phase.startswith("wait:") and phase != "wait:end":
+            # Rank 0's own limit rings first: this one is for a rank 0 that cannot speak
             return self.guard_s + 2 * self.silent_s
         limit = self.phase_s.get(phase, self.stall_s)
         if self.learn_factor and longest is not None:

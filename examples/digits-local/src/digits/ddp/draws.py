@@ -6,19 +6,17 @@ import logging
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from .agree import gather
+from .held import held
 from .same import digest
 from .setup import Dist
 
 log = logging.getLogger("ddp")
 
-DEPTH = 4  # a data set in a Subset in a ConcatDataset, and what that has
-MOST = 1000  # objects looked at
 REMEDY = (
     "draw from torch, random or numpy.random themselves, which are seeded for each rank, worker and epoch, "
     "or make a generator in the worker from torch.initial_seed()"
@@ -46,23 +44,13 @@ def warn_of_generators(dataset: Any, joined: Dist, workers: int) -> None:
         return
 
 
-def generators(value: Any, where: str, depth: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+def generators(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """'Rows.rng' -> ('numpy Generator', its state as text), for those that `value` and what it holds have."""
-    seen = set() if seen is None else seen
-    if id(value) in seen or len(seen) > MOST:
-        return
-    seen.add(id(value))
-    kind = type(value)
-    if isinstance(value, torch.Generator):
-        yield where, ("torch.Generator", str(value.get_state().tolist()))
-    elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        yield where, ("random.Random", str(value.getstate()))
-    elif kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState"):
-        yield where, (f"numpy.random.{kind.__name__}", pickle.dumps(value).hex())
-    elif depth < DEPTH and isinstance(value, (list, tuple)):
-        for place, item in enumerate(value[:16]):
-            yield from generators(item, f"{where}[{place}]", depth + 1, seen)
-    elif depth < DEPTH and not isinstance(value, (type, torch.Tensor)):
-        with suppress(TypeError):  # no attributes
-            for name, item in list(vars(value).items()):
-                yield from generators(item, f"{where}.{name}", depth + 1, seen)
+    for place, item in held(value, where):
+        kind = type(item)
+        if isinstance(item, torch.Generator):
+            yield place, ("torch.Generator", str(item.get_state().tolist()))
+        elif isinstance(item, random.Random) and not isinstance(item, random.SystemRandom):
+            yield place, ("random.Random", str(item.getstate()))
+        elif kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState"):
+            yield place, (f"numpy.random.{kind.__name__}", pickle.dumps(item).hex())

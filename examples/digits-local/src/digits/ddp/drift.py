@@ -71,6 +71,7 @@ class Drift:
     _apart: set[str] = field(default_factory=set)  # keys of what only some ranks have
     _local: set[str] = field(default_factory=set)  # buffers that DDP overwrites with rank 0's
     _next: Digest | None = None
+    _held: list[object] = field(default_factory=list)  # models and optimisers: the last comparison is after the loop
 
     def digest(self, step: int, now: bool = False) -> Digest | None:
         """Begin the digest of `step`, and return the newest that costs no wait: on a GPU, that of the call before.
@@ -96,6 +97,7 @@ class Drift:
         self._compare_tensors(replicas, step)
 
     def _replicas(self) -> list[Replica]:
+        self._held = [*models(), *optimizers()]
         return [replica for replica in replicas(self._local) if replica.key not in self._apart]
 
     def _set_apart(self) -> None:
@@ -114,6 +116,8 @@ class Drift:
             values = [theirs.get(name, "absent") for theirs in everyone]
             if len(set(values)) > 1:
                 listing = ", ".join(f"{value} on {self.job.who(rank)}" for rank, value in enumerate(values[:8]))
+                if name.startswith("parameter "):  # of several orders none is the right one
+                    raise self._diverged(f"{name} is {listing}", [], step, ORDER)
                 raise self._diverged(f"{name} is {listing}", values, step, FLAGS)
 
     def _compare_tensors(self, replicas: list[Replica], step: int) -> None:
@@ -166,9 +170,10 @@ class Drift:
 
 
 BESIDE = (
-    "compute every loss through the DDP model (never model.module), and make the same optimiser steps on every rank; "
-    "a single element that differs is a memory error of that rank's machine"
+    "compute every loss through the DDP model (never model.module), make the same optimiser steps on every rank, and "
+    "the last backward before each outside no_sync(); a single element that differs is a memory error of that machine"
 )
+ORDER = "give the optimiser its parameters in one order on all ranks: sorted by name, where they come from a set"
 BUFFERS = (
     "let all ranks change it alike, or tell PyTorch that it may differ: "
     "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names), before wrapping"
@@ -334,9 +339,9 @@ def _bits(tensor: Tensor) -> Tensor:
     """Its elements as int32, one-dimensional: two of half precision as one, a long one as two."""
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     width = flat.element_size()
-    if width % 4 and (flat.numel() * width % 4 or flat.storage_offset() * width % 4):
+    if flat.numel() * width % 4:
         return flat.view(INTEGERS[width]).int()
-    return flat.view(torch.int32)
+    return (flat.clone() if flat.storage_offset() * width % 4 else flat).view(torch.int32)
 
 
 def _sum_of_pool(pool: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from .agree import Agreement, gather
 from .errors import ConfigError
 from .heartbeat import phase
 from .setup import Dist
+from .storable import compare_remembered
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int | 
 
     None, for an iterable data set: the ranks ask each other for how long all of them have another batch.
     """
+    compare_remembered(agreement.joined, step)
     agreement.change_pace()
     if rounds is None:
         for batch, everyone in in_step(agreement.joined, iter(batches), "keep"):

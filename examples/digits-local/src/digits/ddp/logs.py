@@ -29,12 +29,18 @@ def log_to_console(place: Place) -> None:
     """Everything of rank 0, and the warnings of the others with their rank and host."""
     handler = _ConsoleHandler()
     who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(mark)s%(message)s", "%H:%M:%S", defaults={"mark": ""}))
     handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
-    handler.addFilter(lambda record: not getattr(record, "file_only", False))
+    handler.addFilter(_to_be_shown)
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def _to_be_shown(record: logging.LogRecord) -> bool:
+    """Not what is for files only; a warning must not look like one of many lines of metrics."""
+    record.mark = "warning: " if record.levelno == logging.WARNING else ""
+    return not getattr(record, "file_only", False)
 
 
 def log_to_file(directory: Path, place: Place) -> None:

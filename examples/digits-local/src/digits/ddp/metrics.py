@@ -20,6 +20,11 @@ from .heartbeat import beat, phase
 from .setup import Dist
 
 log = logging.getLogger("ddp")
+DETACHED = "no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)"
+SKIPPED = (
+    "no parameter has a gradient, and this rank has made no backward since the last step, while the others wait in "
+    "theirs: a batch that it skips by itself? Let it through: a step with a NaN is skipped on all ranks"
+)
 
 
 class LogSettings(BaseModel, extra="forbid"):
@@ -41,7 +46,7 @@ def global_norm(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """
     present = [tensor for tensor in tensors if tensor is not None]
     if not present:
-        raise ValueError("no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)")
+        raise ValueError(DETACHED if beat.seconds.get("backward", 0.0) > beat.backward_s else SKIPPED)
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
     return norm
 

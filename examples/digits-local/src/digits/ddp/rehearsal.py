@@ -13,18 +13,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
-from .agree import gather
+from .agree import from_rank0, gather
 from .buffers import note_changed
 from .collation import put_together
 from .errors import DataFailed, Diverged
 from .heartbeat import phase, progress
 from .layout import compare_modes
-from .metrics import global_norm
 from .preempt import shielded
 from .rng import random_state, restore_random_state
 from .setup import Dist
 from .shards import lengths_of
-from .unused import refuse_unused, without_gradient
+from .unused import refuse_changed, refuse_unused, without_gradient
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
@@ -67,10 +66,12 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     fails here; the optimiser's own state comes with its first step.
 
     Raises:
-        ConfigError: on all ranks, naming parameters without a gradient, or modes that differ between ranks.
-        Diverged: on all ranks, naming those whose gradients differ.
+        ConfigError: on all ranks, naming parameters without a gradient or unknown to DDP, or modes that differ.
+        Diverged: on all ranks, naming the parameter and the ranks whose gradients differ.
     """
     device = joined.device
+    for model in models:
+        refuse_changed(joined, model)
     random, buffers = random_state(device), [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -93,7 +94,7 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     for model in models:
         model.require_forward_param_sync = True
     step()
-    norm = global_norm(parameter.grad for model in models for parameter in model.parameters()).item()
+    norms = _norms(models)
     second = time.monotonic() - began
     for model in models:
         note_changed(joined, model.module)
@@ -103,21 +104,49 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
         for buffer, before in buffers:
             buffer.copy_(before)
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
-    _compare(joined, gather(joined, (first, second, peak, norm)))
+    _compare_gradients(joined, norms)
+    _tell(joined, gather(joined, (first, second, peak)))
 
 
-def _compare(joined: Dist, found: list[tuple[float, float, float, float]]) -> None:
-    norms = [row[3] for row in found]
+def _norms(models: Sequence[DistributedDataParallel]) -> dict[str, float]:
+    """The norm of each gradient, and that of all of them as ""."""
+    found = {
+        (f"{name} of model {number}" if len(models) > 1 else name).replace("_orig_mod.", ""): parameter.grad
+        for number, model in enumerate(models)
+        for name, parameter in model.module.named_parameters()
+        if parameter.grad is not None
+    }
+    norms = torch.stack(torch._foreach_norm(list(found.values()))).double()
+    return {"": torch.linalg.vector_norm(norms).item(), **dict(zip(found, norms.tolist(), strict=True))}
+
+
+def _compare_gradients(joined: Dist, norms: dict[str, float]) -> None:
+    """They must be equal after the reduction. Names are exchanged only if they are not."""
+    totals = gather(joined, norms[""])
+    odd = _odd(totals)
+    if not odd:
+        return
+    everywhere = gather(joined, norms)
+    apart = [name for name in norms if name and _odd([theirs.get(name, 0.0) for theirs in everywhere])]
+    name = from_rank0(joined, apart[0] if apart else "")
+    each = ", ".join(f"{joined.who(rank)}: {theirs.get(name, 0.0):.6g}" for rank, theirs in enumerate(everywhere[:8]))
+    raise Diverged(
+        f"after the reduction gradients must be equal, but their norms are not (the first that differs is "
+        f"{name or 'that of all'}: {each}; {len(apart)} of {len(norms) - 1} differ): compute the loss with the DDP "
+        "model, not with the module inside it",
+        odd if 2 * len(odd) < len(totals) else list(range(len(totals))),
+    )
+
+
+def _odd(norms: list[float]) -> list[int]:
+    """Ranks that have another one than the middle. None if it is not finite: fp16's scale may be too large at first."""
     usual = sorted(norms)[len(norms) // 2]
-    if torch.tensor(norms).isfinite().all():  # the scale of fp16 may be too large at first
-        odd = [rank for rank, norm in enumerate(norms) if abs(norm - usual) > 1e-3 * abs(usual)]
-        if odd:
-            each = ", ".join(f"{joined.who(rank)}: {norm:.6g}" for rank, norm in enumerate(norms[:8]))
-            raise Diverged(
-                f"after the reduction gradients must be equal, but their norms are not ({each}): compute the loss with "
-                "the DDP model, not with the module inside it",
-                odd if 2 * len(odd) < len(norms) else list(range(len(norms))),
-            )
+    if not torch.tensor(norms).isfinite().all():
+        return []
+    return [rank for rank, norm in enumerate(norms) if abs(norm - usual) > 1e-3 * abs(usual)]
+
+
+def _tell(joined: Dist, found: list[tuple[float, float, float]]) -> None:
     slowest = max(range(len(found)), key=lambda rank: found[rank][0])
     memory = f", at most {max(row[2] for row in found):.2f} GiB of GPU memory" if joined.device.type == "cuda" else ""
     log.info(

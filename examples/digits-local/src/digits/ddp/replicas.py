@@ -15,6 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 _made: list[weakref.ref[DistributedDataParallel]] = []
 _stepped: list[weakref.ref[torch.optim.Optimizer]] = []
 _before: list[Callable[[nn.Module], None]] = []  # one: that of the session that began last
+_wrapped: weakref.WeakKeyDictionary[DistributedDataParallel, dict[str, tuple[nn.Parameter, bool]]]
+_wrapped = weakref.WeakKeyDictionary()
 _local: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -31,6 +33,11 @@ def optimizers() -> list[torch.optim.Optimizer]:
 def local_buffers(module: nn.Module) -> set[str]:
     """Names of buffers of this network that each rank changes by its own samples, like running statistics."""
     return _local.setdefault(module, set())
+
+
+def wrapped(model: DistributedDataParallel) -> dict[str, tuple[nn.Parameter, bool]]:
+    """The parameters that `model` had when DDP was made, and whether they were trained: DDP knows no others."""
+    return _wrapped.get(model, {})
 
 
 def keep_models(before: Callable[[nn.Module], None]) -> None:
@@ -52,6 +59,7 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
         construct(self, module, *arguments, **options)
         if whole:
             _made.append(weakref.ref(self))
+            _wrapped[self] = {name: (each, each.requires_grad) for name, each in module.named_parameters()}
 
     noting.noting = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = noting  # type: ignore[method-assign]

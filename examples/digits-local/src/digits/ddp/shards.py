@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from .errors import ConfigError
 from .heartbeat import progress
+from .overlap import Given
 from .reading import Reading, alone
 from .setup import Dist
 from .streams import Beginning
@@ -115,6 +116,7 @@ class LocatedStream(IterableDataset[T]):
         self.start = 0
         self.reading = Reading(type(inner).__name__, "sample", joined, workers)
         self.beginning, self.compared = Beginning(), False
+        self.given = Given(workers)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Begin `epoch` without its first `start` samples (counted over all ranks); before the workers are started."""
@@ -166,6 +168,7 @@ class LocatedStream(IterableDataset[T]):
                 return
             if self.sharded:
                 self.reading.given.append(position)
+                self.given.note(position, sample)
             else:
                 self.beginning.note(position, sample)
             yield sample

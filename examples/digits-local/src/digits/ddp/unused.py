@@ -1,4 +1,4 @@
-"""Parameters that a forward and backward left without a gradient: DDP would wait for it in the next step."""
+"""Parameters of which DDP and the network do not think alike: without a gradient, or changed after DDP was made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .agree import gather
 from .errors import ConfigError
 from .findings import named
+from .replicas import wrapped
 from .setup import Dist
 
 UNUSED = (
@@ -14,6 +15,7 @@ UNUSED = (
     "find_unused_parameters=True is for those that other steps use"
 )
 ON_SOME = "look for an `if` on this rank's samples or number: each forward must use them, on all ranks"
+WRAP_LAST = "change the network first (adapters, tying, a new head, requires_grad), then wrap it in DDP"
 NO_WAY_BACK = "look for detach(), item(), no_grad(), or a loss that is made of something else than the output"
 
 
@@ -56,3 +58,50 @@ def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None
     what = f"{most} of {trained} parameters of {name} get" if most > 1 else f"a parameter of {name} gets"
     problem = f"{what} no gradient{where}, since no forward and loss used {'them' if most > 1 else 'it'}: {listing}"
     raise ConfigError(problem, UNUSED if same else ON_SOME, kind)
+
+
+def refuse_changed(joined: Dist, model: DistributedDataParallel) -> None:
+    """Before the first backward: DDP has its hooks on the parameters that there were when it was made.
+
+    A later one is trained by each rank for itself, in silence; one that is gone is waited for.
+
+    Raises:
+        ConfigError: on all ranks, with the parameter.
+    """
+    everywhere = gather(joined, _changed(model))
+    most = max(len(found) for found in everywhere)
+    if most == 0:
+        return
+    ranks = [rank for rank, found in enumerate(everywhere) if len(found) == most]
+    same = all(found == everywhere[0] for found in everywhere)
+    more = f" (and {most - 1} others)" if most > 1 else ""
+    where = "" if same else f", on {named(ranks, joined.hosts)}"
+    problem = f"{type(model.module).__name__}: {everywhere[ranks[0]][0]}{more}{where}"
+    raise ConfigError(problem, WRAP_LAST, "rank_exception" if same else "ranks_differ")
+
+
+def _changed(model: DistributedDataParallel) -> list[str]:
+    """What is no longer as it was: by identity, since pruning gives a parameter another name only."""
+    before = wrapped(model)
+    if not before:  # of a smaller group: not noted
+        return []
+    known = {id(parameter): trained for parameter, trained in before.values()}
+    present = {name: each for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    found = []
+    for name, parameter in present.items():
+        if parameter.requires_grad and not known.get(id(parameter)):
+            told = name.replace("_orig_mod.", "")  # torch.compile's
+            if id(parameter) in known:
+                found.append(f"{told} was frozen when DDP was made: DDP does not reduce its gradient")
+            elif name in before:
+                found.append(f"{told} was replaced after DDP was made: DDP reduces the gradient of the old one")
+            else:
+                found.append(f"{told} was added after DDP was made: DDP does not reduce its gradient")
+    held = {id(parameter) for parameter in model.module.parameters()}
+    if not (model.find_unused_parameters or model.static_graph):
+        found += [
+            f"{name.replace('_orig_mod.', '')} was removed or tied after DDP was made: DDP waits for its gradient"
+            for name, (parameter, trained) in before.items()
+            if trained and name not in {*present, *model.parameters_to_ignore} and id(parameter) not in held
+        ]
+    return found

@@ -24,10 +24,10 @@ from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
 from .heartbeat import phase
 from .restore import Stateful as Stateful
-from .restore import fill
+from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
 from .setup import Dist
-from .storable import Refusal, not_loadable, refusal, refuse_parts, warn_of_own_states
+from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 
 log = logging.getLogger("ddp")
 FORMAT = 1
@@ -62,6 +62,7 @@ def save(
     payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
     if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
+        payload["orders"] = parameter_orders(objects)
 
     def check_and_write(progress: Progress) -> Refusal | str | None:
         refused = refusal(objects, payload["objects"])
@@ -87,6 +88,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
         ConfigError: it is of another model or optimiser, it cannot be loaded, or these objects could not be saved.
     """
     refuse_parts(objects)
+    compare_orders(joined, objects)
 
     def find(progress: Progress) -> Refusal | str | None:
         refused = refusal({}, {name: item.state_dict() for name, item in objects.items()})  # now, not after an hour
@@ -96,6 +98,7 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
+        remember(objects, 0)
         return None
     path = run_dir / "checkpoints" / name / "state.pt"
     try:
@@ -105,15 +108,20 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
     except pickle.UnpicklingError as error:  # of an older release, or another torch; the same on all ranks
         raise not_loadable(path, error) from error
-    fill(objects, payload["objects"], path.parent)
+    fill(objects, payload["objects"], path.parent, payload.get("orders"))
     if joined.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][joined.rank], joined.device)
+    remember(objects, payload["counters"].get("step", 0))
     log.info("resumed from %s", path.parent)
     return dict(payload["counters"])
 
 
-def set_aside(joined: Dist, run_dir: Path) -> None:
-    """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix."""
+def set_aside(joined: Dist, run_dir: Path, objects: Objects | None = None) -> None:
+    """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix.
+
+    `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
+    """
+    remember(objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
     on_rank0(joined, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
 

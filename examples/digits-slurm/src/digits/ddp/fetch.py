@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from .errors import CONFIG, ConfigError, DataFailed
 from .heartbeat import progress
+from .held import refuse_unsendable
 from .preempt import shielded
 from .reading import Reading
 from .setup import Dist
@@ -52,7 +53,7 @@ def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
 
     Raises:
         DataFailed: the machine cannot carry them: no more processes, memory or open files.
-        ConfigError: they cannot import the program again, which they do unless they are forked.
+        ConfigError: unless they are forked: they cannot import the program again, or the data set cannot be sent.
     """
     _refuse_lost_main(loader)
     before = signal.getsignal(signal.SIGCHLD)
@@ -62,6 +63,10 @@ def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
     except OSError as error:
         what = f"{joined.who(joined.rank)} could not start the workers that read {reading.name}: {error}"
         raise DataFailed(what, kind_of(what)) from error
+    except Exception as error:  # of pickle, which says neither the data set nor the attribute
+        data = {reading.name: getattr(loader.dataset, "inner", None)}
+        refuse_unsendable(error, data | {f"the collate_fn of {reading.name}": loader.collate_fn})
+        raise
     finally:
         if before is not None and signal.getsignal(signal.SIGCHLD) is not before:  # None: one that is not Python's
             signal.signal(signal.SIGCHLD, before)

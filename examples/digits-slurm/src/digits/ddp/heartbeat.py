@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import faults, gradients
 from .ledger import ledger
-from .lines import of_error, of_frame, standing
+from .lines import of_error, of_thread, standing
 from .pace import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -48,7 +48,7 @@ class Beat:
     missing: list[str] = field(default_factory=list)  # parameters without a gradient after the last backward, on gloo
     lost: tuple[str, str] | None = None  # the call, and its lines, that failed because of another rank
     pace: Pace = field(default_factory=Pace)
-    control: dist.ProcessGroup | None = None  # the group of decisions, whose collectives are counted as well
+    backward_s: float = 0.0  # seconds in `backward` up to the end of the last step
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -59,10 +59,11 @@ beat = Beat()
 def phase(name: str) -> Iterator[None]:
     """Everything inside counts as `name`: its stall limit applies, and reports and stragglers are told by it.
 
-    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`.
+    Inside `compile` it does nothing: there a forward may take as long as `clocks.compile_s`. Nor at the end, after the
+    training loop: whoever waits there has left it, in whatever call.
     """
     outer = beat.phase
-    if outer == "compile":
+    if outer in ("compile", "wait:end"):
         yield
         return
     _enter(name)
@@ -122,6 +123,7 @@ def step_done(step: int, epoch: int) -> None:
     with beat.lock:
         _move_on()
         beat.step, beat.epoch = step, epoch
+        beat.backward_s = beat.seconds.get("backward", 0.0)
         if beat.phase == "init":
             _change_to("train")
         _keep_standing(after_backward=False)
@@ -179,7 +181,7 @@ def stand() -> tuple[str, str]:
     """
     if beat.lost:
         return beat.lost
-    lines = list(of_frame(sys._current_frames().get(threading.main_thread().ident or 0)))
+    lines = list(of_thread(sys._current_frames().get(threading.main_thread().ident or 0)))
     call, where = standing(lines, ledger.opened)
     waits = bool(lines) and any(part in lines[0][0] for part in WAITING_FILES)
     return call if waits else "", where
@@ -207,7 +209,7 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
             "here_s": round(time.monotonic() - beat.entered_at, 2),
             "age_s": round(time.monotonic() - beat.progress_at, 2),
             "collectives": collectives_issued(),
-            "control": collectives_issued(beat.control) if beat.control else 0,
+            "control": ledger.decisions,
             "open": collectives_open(),
             "waits": waits,
             "lost": beat.lost is not None,

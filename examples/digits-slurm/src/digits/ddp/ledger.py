@@ -55,6 +55,7 @@ class Ledger:
     """How many collectives, a checksum over all of them, and the last few in full."""
 
     count: int = 0
+    decisions: int = 0  # calls on the control group. gloo's own number counts a monitored_barrier per peer on rank 0
     digest: int = 0
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=64))
     last: tuple[str, str] = ("", "")  # lines of the last call of any group, and whose it is: "" is the training group
@@ -68,6 +69,7 @@ class Ledger:
         frame = sys._getframe(2)  # past `noting`, below
         call, where = standing(of_frame(frame), self.opened)
         self.last = (where, self.whose(group))
+        self.decisions += group is self.control
         if self.last[1] or what in SINGLE:
             return
         self.digest = zlib.crc32(what.encode(), self.digest)

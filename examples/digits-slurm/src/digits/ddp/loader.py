@@ -19,7 +19,9 @@ from .draws import warn_of_generators
 from .errors import ConfigError
 from .fetch import begin, next_batch, patience
 from .heartbeat import phase
+from .held import warn_of_shared_files
 from .lockstep import in_step
+from .overlap import watched
 from .reading import Located
 from .samples import compare_samples
 from .setup import Dist
@@ -71,7 +73,7 @@ def make_loader(
 
     `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
     `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
-    a stream once its first batch has been read.
+    a stream once its first batch has been read. Of a `sharded` one, the first samples must not be those of other ranks.
 
     Raises:
         ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
@@ -84,10 +86,13 @@ def make_loader(
     located: Located[T] | LocatedStream[T]
     if train:
         warn_of_generators(dataset, joined, workers)
+    if workers and settings.start_method == "fork":
+        warn_of_shared_files(dataset, joined)
     if isinstance(dataset, IterableDataset):
         order = None
         located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
         located.compared = sharded or not compare or joined.world_size == 1
+        located.given.compared = not (sharded and compare and train)
     else:
         if compare:
             compare_samples(dataset, joined, what, workers, settings.start_method)
@@ -163,6 +168,8 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0,
     begin_at, skipped = (0, start // (located.batch * joined.world_size)) if located.sharded else (start, 0)
     remark = "" if located.sharded else "the ranks do not read the same stream: samples are missed or read twice"
     common = in_step(joined, _own(loader, joined, epoch, begin_at), located.uneven, begin_at == 0, remark)
+    if not located.given.compared:
+        common = watched(common, located.given, located.reading.name, joined, located.batch)
     yield from (batch for batch, _ in islice(common, skipped, None))
 
 

@@ -92,7 +92,6 @@ def session(
             make_deterministic()
         with phase("init"):
             joined = setup_distributed(joined, run.device)
-            beat.control = joined.control
         kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
         keep_ledger(kept, joined.control)
         compare_sources(joined)
@@ -103,7 +102,7 @@ def session(
         agreement = Agreement(joined, flags, preempt.poll_s, drift)
         metrics = MetricLog(joined, directory, logs)
         yield Session(joined, directory, flags, agreement, metrics)
-        with suppress(StopRequested):  # it came after the last step
+        with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
     except StopRequested as stop:

@@ -28,6 +28,7 @@ from .setup import Dist
 
 log = logging.getLogger("ddp")
 _told: set[str] = set()
+_kept: list[tuple[Mapping[str, Stateful], int]] = []  # what a checkpoint will hold, and the step it began with
 PLAIN = {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter}
 REMEDY = "store plain numbers, strings, lists, dicts and tensors: {advice}, and make it anew in load_state_dict()"
 WHOLE = "wrap the network in DistributedDataParallel, or save and load it with torch.distributed.checkpoint"
@@ -75,12 +76,24 @@ def refusal(objects: Mapping[str, Stateful], states: Mapping[str, Any]) -> Refus
     return None
 
 
+def remember(objects: Mapping[str, Stateful], step: int) -> None:
+    """What checkpoints will hold, before training goes on from `step`: for `compare_remembered`."""
+    _kept[:] = [(objects, step)]
+
+
+def compare_remembered(joined: Dist, step: int) -> None:
+    """`warn_of_own_states` once training has moved on, if no checkpoint came first. All ranks must call it."""
+    if joined.world_size > 1 and _kept and step > _kept[0][1]:
+        warn_of_own_states(joined, _kept[0][0])
+
+
 def warn_of_own_states(joined: Dist, objects: Mapping[str, Stateful]) -> None:
     """Say once which objects are not the same on all ranks: rank 0's are saved, and every rank goes on from them.
 
     An average that only rank 0 updates, say, or the position of a sampler of the user's own. Models in DDP and
     optimisers are compared while training. All ranks must call it.
     """
+    _kept.clear()
     held = {id(model.module) for model in models()} | {id(optimizer) for optimizer in optimizers()}
     mine = {name: dict(_leaves(item.state_dict(), name)) for name, item in objects.items() if id(item) not in held}
     digests = {name: zlib.crc32(repr(leaves).encode()) for name, leaves in mine.items()}
@@ -93,7 +106,8 @@ def warn_of_own_states(joined: Dist, objects: Mapping[str, Stateful]) -> None:
         first = next((key for key in leaves[0] if len({theirs.get(key) for theirs in leaves}) > 1), name)
         each = [f"{theirs.get(first, 'absent')} on {joined.who(rank)}" for rank, theirs in enumerate(leaves[:4])]
         log.warning(
-            "%s is not the same on all ranks (%s: %s): a checkpoint holds rank 0's, and all ranks go on from it",
+            "%s is not the same on all ranks (%s: %s): a checkpoint holds rank 0's and all ranks go on from it, "
+            "and an evaluation on several ranks mixes them; make it the same on all ranks",
             *(name, first, ", ".join(each)),
             extra={"file_only": joined.rank != 0},
         )

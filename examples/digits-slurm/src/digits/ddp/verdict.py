@@ -10,7 +10,10 @@ from .errors import FAILED, OUTCOMES, STALLED, STOPPED
 from .exits import EXIT
 from .heartbeat import WAITING_FILES
 from .ledger import first_difference, minority
+from .lines import ASKS
 from .whereabouts import State, apart, at_death, each, moves_on, pace, position, recent, waits, where
+
+FINAL = ("benign", "divergent_control_flow", "mismatched_collectives")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,11 @@ class Verdict:
     stacks: dict[str, str] = field(default_factory=dict)  # rank -> Python stack of its main thread
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end."""
-        restart = self.exit_code in (STALLED, STOPPED) and self.kind != "benign"
+        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end.
+
+        So are ranks that do not do the same: they would part at the same place again.
+        """
+        restart = self.exit_code in (STALLED, STOPPED) and self.kind not in FINAL
         return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), "restart": restart, **asdict(self)}
 
 
@@ -256,12 +262,15 @@ def _verdict(kind: str, states: Sequence[State], ranks: Sequence[int], what: str
     names += f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     note = f", at {first['note']!r}" if first["note"] else ""
     place = f"phase {first['phase']}, step {first['step']}{note}"
+    lines = str(first.get("at", ""))
+    if ASKS in lines:
+        advice = f"nobody answers in a job: log in before it, or set the variable that is read instead; {advice}"
     if kind == "rank_killed":
         others = {int(state["step"]) for state in states if state["rank"] not in ranks}
         now = f", while the others are in step {max(others)}" if others and max(others) > int(first["step"]) else ""
         reason = f"{names} {what}; last heard of in {place}{now}"
     else:
-        reason = f"{names} {what}; {place}, idle for {first['age_s']:.0f} s"
+        reason = f"{names} {what}; {place}{f', at {lines}' if lines else ''}, idle for {first['age_s']:.0f} s"
     return Verdict(STALLED, kind, reason + _victims(states, ranks), list(ranks), first["phase"], first["step"], advice)
 
 

@@ -38,7 +38,7 @@ def position(state: State) -> tuple[Any, ...] | None:
     """
     if unfinished := state.get("unfinished"):
         return tuple(unfinished[0][:2])
-    call = state["waits"] or (state["phase"] if state["phase"].startswith("wait:") else "")
+    call = state["waits"] or (state["phase"] if state["phase"].startswith(("agree", "wait:", "shutdown")) else "")
     return (call, state.get("group", "")) if call and int(state["open"]) < 0 else None
 
 
@@ -53,6 +53,8 @@ def where(state: State) -> str:
     call, group = state["waits"] or f"phase {state['phase']}", state.get("group", "")
     if state["phase"].startswith("wait:"):  # the main thread sleeps there, in between it looks at the store
         call = state["phase"]
+    if state["phase"] in ("wait:end", "shutdown"):  # the line is that of the session: it says nothing
+        return "has left the training loop" + (", and lost its peers" if state.get("lost") else "")
     text = f"in {call}" + (f" of {group}" if group else "")
     text += f" at {state['at']}" if state.get("at") else ""
     if state.get("unfinished"):

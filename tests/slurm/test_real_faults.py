@@ -210,7 +210,9 @@ def test_the_host_of_rank_0_dies(allocate: Callable[..., Any], real_project: Pat
     log = (job.run_dir / "logs" / "rank1.log").read_text()
     outcome = json.loads((job.run_dir / "outcome.json").read_text())
     assert outcome["kind"] in ("store_lost", "rank_killed"), log
-    assert (outcome["outcome"], outcome["exit_code"], outcome["first_ranks"]) == ("stalled", 70, [0]), log
+    # torchrun serves the store: where that has gone, rank 0 need not have begun it.
+    named = [0] if by == "srun" else None
+    assert (outcome["outcome"], outcome["exit_code"], outcome["first_ranks"]) == ("stalled", 70, named), log
     assert "tn1" in outcome["reason"], log
     assert outcome["reason"] in log
 

@@ -209,6 +209,11 @@ def test_the_waiting_ranks_are_not_blamed() -> None:
     assert judge([state(0, "data", 8)], []).first_ranks == [0], "alone, there is no other to blame"
     victim, culprit = state(2, "backward", 7), state(3, "forward", 6)
     assert judge([*waiting[:2], victim, culprit], []).first_ranks == [3], "who is behind and waits is a victim, too"
+    gpus = [
+        {**each, "open": 1, "reached": [5, place, phase]}
+        for each, place, phase in zip(waiting, (1, 1, 0), "bbf", strict=True)
+    ]
+    assert judge(gpus, []).first_ranks == [2], "its GPU has not come to backward"
     moving = state(1, "forward", 8, age_s=0.1)
     assert judge([state(0, "wait:sample", 8), moving], []).first_ranks is None, "a rank that moves is not to blame"
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import faults, gradients
+from . import faults, gradients, marks
 from .ledger import ledger
 from .lines import of_error, of_thread, standing
 from .pace import Pace
@@ -79,6 +79,7 @@ def _enter(name: str) -> None:
         beat.note = ""
         left = beat.phase
         _change_to(name)
+        marks.mark(beat.step, name)
         if left == "backward":
             gradients.after_backward()
         _keep_standing(left == "backward")
@@ -223,7 +224,8 @@ def snapshot(rank: int, host: str) -> dict[str, Any]:
 def details() -> dict[str, Any]:
     """What a diagnosis wants to know beside the snapshot: it takes longer, and is asked for only then."""
     missing = gradients.without_gradient() if beat.phase != "backward" else []
-    return {"recent": list(ledger.recent), "missing": missing[:NAMES], "unfinished": collectives_unfinished()}
+    asked = {"recent": list(ledger.recent), "unfinished": collectives_unfinished()}
+    return {**asked, "missing": missing[:NAMES], "reached": marks.reached()}
 
 
 def line(state: dict[str, Any]) -> str:

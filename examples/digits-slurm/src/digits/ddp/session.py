@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from . import faults, kinship, outcome, owner, report
+from . import faults, kinship, marks, outcome, owner, report
 from .agree import Agreement
 from .arrival import arrive
 from .blame import peer_lost, verdict_of
@@ -94,6 +94,8 @@ def session(
             joined = setup_distributed(joined, run.device)
         kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
         keep_ledger(kept, joined.control)
+        if joined.device.type == "cuda":
+            marks.begin()
         compare_sources(joined)
         keep_models(partial(check_network, joined))
         keep_optimizers()

@@ -68,6 +68,8 @@ def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, s
             return _awaited(states, absent, f"has not come to {thing} {max(numbers)}, in which the others wait")
         if behind:
             return _diverged(states)
+    if found := _held_up(states):
+        return found
     busy = [int(state["rank"]) for state in states if not waits(state)]
     if busy and len(busy) < len(states):
         return _awaited(states, busy, "does not move on, and the others wait for it", sure=False)
@@ -152,6 +154,21 @@ def _idle_gpu(states: Sequence[State]) -> Verdict | None:
     )
     advice = "look at the kernels that this rank launches before it, with cuda-gdb, and at dmesg for Xid"
     return _verdict("missing_rank", states, late, what, advice)
+
+
+def _held_up(states: Sequence[State]) -> Verdict | None:
+    """All hosts wait, and some GPUs have not come to where the others have: a kernel of their own does not end."""
+    places = [tuple(state.get("reached") or ()) for state in states]  # step, number in it, phase
+    if not all(map(waits, states)) or not all(places) or len(set(places)) == 1:
+        return None
+    (step, _, phase), (last_step, _, last_phase) = min(places), max(places)
+    what = (
+        f"has a GPU that has come to {phase} of step {step} and no further, while others have come to {last_phase} of "
+        f"step {last_step}: a kernel in between does not end"
+    )
+    advice = "look at the kernels that this rank launches there, with cuda-gdb, and at dmesg for Xid"
+    behind = [rank for rank, place in enumerate(places) if place == min(places)]
+    return _verdict("missing_rank", states, behind, what, advice)
 
 
 def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, str]) -> Verdict:

@@ -330,7 +330,7 @@ def test_every_clock_has_its_row(described_by_code: dict[str, Any]) -> None:
 def test_every_phase_has_its_row(described_by_code: dict[str, Any], project: Path) -> None:
     """Those that faults and limits may name, and those that the code enters."""
     described = [codes(row[0])[0] for row in rows(section("when-it-fails.md", "## Phases"))]
-    assert sorted(described) == sorted([*described_by_code["phases"], "guard:<name>", "wait:<name>"])
+    assert sorted(described) == sorted([*described_by_code["phases"], "guard:<name>", "wait:<name>", "wait:end"])
     assert set(described_by_code["limits"]) < set(described)
     entered = {
         name

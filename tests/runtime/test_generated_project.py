@@ -43,7 +43,7 @@ def test_its_own_tests_pass(render: Render) -> None:
     tool(render({"package": "digits"}), "pytest", "-q")
 
 
-def test_the_loop_and_each_module_stay_short() -> None:
+def test_functions_stay_short() -> None:
     ended = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "size.py"], capture_output=True, text=True, check=False
     )

@@ -293,3 +293,28 @@ def parts_apart(settings: Settings, run: Session) -> None:
     _read_parts(settings, run, seed=0)
     if run.dist.rank == 0:  # which says it
         print(f"overlaps told: {sum('as well' in each for each in said)}", flush=True)
+
+
+class Noise(Dataset[Tensor]):
+    """A number from torch's own generator, which each worker seeds."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(())
+
+
+def seed_worker(worker: int) -> None:
+    """What PyTorch's page on reproducibility shows, without the rank."""
+    torch.manual_seed(42 + worker)
+
+
+def own_worker_seeds(settings: Settings, run: Session) -> None:
+    """A worker_init_fn of the user's own: equal seeds on all ranks would give them equal noise."""
+    fork = settings.loader.model_copy(update={"workers": 1, "start_method": "fork"})
+    loader = make_loader(Noise(), run.dist, fork, batch_size=4, compare=False)
+    loader.worker_init_fn = seed_worker
+    drawn = gather(run.dist, [batch.tolist() for batch in batches(loader, run.dist)])
+    if run.dist.rank == 0:
+        print("the ranks draw", "the same" if drawn[0] == drawn[1] else "numbers of their own", flush=True)

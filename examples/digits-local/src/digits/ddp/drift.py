@@ -159,7 +159,7 @@ class Drift:
         return f"of {len(mine)} elements of {name} differ from rank 0: {'; '.join(each[:6]) or 'none in value'}"
 
     def _diverged(self, what: str, values: list[Any], step: int, advice: str) -> Diverged:
-        when = f"equal at step {self.equal_at}, not at step {step}"
+        when = f"equal at step {self.equal_at}, not at step {step}" if self.equal_at < step else f"at step {step}"
         text = f"the ranks train different models, {when}: {what}"
         return Diverged(text, minority(values), "divergent_weights", advice)
 

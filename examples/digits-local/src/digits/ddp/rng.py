@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import zlib
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)  # the CPU's and all GPUs'
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def fingerprint() -> int:
+    """A number that changes when any of the CPU's generators is seeded or drawn from."""
+    state = random_state(torch.device("cpu"))
+    return zlib.crc32(repr([state["python"], state["torch"].tolist(), state.get("numpy")]).encode())
 
 
 def make_deterministic() -> None:

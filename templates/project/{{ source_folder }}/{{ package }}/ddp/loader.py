@@ -27,7 +27,7 @@ from .samples import compare_samples
 from .setup import Dist
 from .shards import END, GlobalOrder, LocatedStream, lengths_of
 from .streams import compare_streams
-from .workers import fitting_workers, protect_worker, worker_context
+from .workers import fitting_workers, keep_protection, protect_worker, worker_context
 
 log = logging.getLogger("ddp")
 
@@ -182,6 +182,7 @@ def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int
     order.set_epoch(epoch, start)
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
+    keep_protection(loader, joined.rank)
     with phase("data"):
         iterator = begin(loader, joined, located.reading)
     while True:

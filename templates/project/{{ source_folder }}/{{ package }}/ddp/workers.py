@@ -13,15 +13,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from .env import cpus_for_this_process
 from .fetch import CAUSES, kind_of, no_more_files
 from .preempt import leave_to_parent
+from .rng import fingerprint, seed_generators
 from .setup import Dist
 
 log = logging.getLogger("ddp")
@@ -80,6 +83,31 @@ def protect_worker(trainer: int, _worker: int) -> None:
     # The thread that hands over descriptors (resource_sharer) only prints its errors, and the training process would
     # wait without any timeout, or read that a connection has ended.
     sys.excepthook = _cannot_hand_over
+
+
+def own_init(trainer: int, rank: int, init: Callable[[int], object], worker: int) -> None:
+    """In a worker: `protect_worker`, then the worker_init_fn that a user has put in its place.
+
+    What that seeds from the worker's number is the same on all ranks, which would draw the same noise for other
+    samples: the rank is added.
+    """
+    protect_worker(trainer, worker)
+    before = fingerprint()
+    init(worker)
+    if (seeded := fingerprint()) != before:
+        seed_generators(seeded + rank)
+
+
+def keep_protection(loader: DataLoader[Any], rank: int) -> None:
+    """Before workers are started: where user code has replaced the loader's worker_init_fn, call both."""
+    init = loader.worker_init_fn
+    if not loader.num_workers or (isinstance(init, partial) and init.func in (protect_worker, own_init)):
+        return
+    loader.worker_init_fn = partial(protect_worker, os.getpid())
+    if init is not None:
+        loader.worker_init_fn = partial(own_init, os.getpid(), rank, init)
+        told = "worker_init_fn was replaced: it is called after the loader's own, and what it seeds gets the rank added"
+        log.info(told, extra={"file_only": rank != 0})
 
 
 def _end_with(trainer: int) -> None:

@@ -42,7 +42,7 @@ test-slurm: .venv/done
 
 test-update: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/update tests/adopt -m "not long"
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py -k wheel
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/docs/test_docs.py -k "wheel or updating.md or faults.md"
 
 test-long: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) -rP -m long

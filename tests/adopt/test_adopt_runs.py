@@ -47,6 +47,7 @@ def test_the_user_s_script_is_what_launch_starts(repository, adopt):
     assert "no outcome.json, and the launcher ended with 0; exit code 0" in told
 
 
+@pytest.mark.slow  # `make test-update` runs it
 def test_the_changed_script_trains_stops_and_goes_on(repository, adopt):
     directory = repository("mnist", FLAT)
     told = json.loads(adopt("--json").stdout)

@@ -118,6 +118,8 @@ def blocks(page: str) -> list[Block]:
 Executed = Callable[[str], tuple[Path, list[str]]]
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if RUN in page.read_text(encoding="utf-8"))
 
+LONG_PAGES = {"updating.md", "faults.md"}  # `make test-update` runs them
+
 
 @pytest.fixture(scope="session")
 def executed(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Executed:
@@ -155,7 +157,9 @@ def executed(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> E
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in LONG_PAGES else []) for page in PAGES]
+)
 def test_commands_run_and_print_what_the_page_shows(executed: Executed, page: str) -> None:
     _, outputs = executed(page)
     assert len(outputs) == len(blocks(page))

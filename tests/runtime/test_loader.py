@@ -115,11 +115,15 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
 @pytest.mark.parametrize(
     ("kind", "expected", "says"),
     [
-        ("worker-raise", "rank_exception", r"UNIT \d+ of DATA \(worker 0\): InjectedFault"),
+        pytest.param(
+            "worker-raise", "rank_exception", r"UNIT \d+ of DATA \(worker 0\): InjectedFault", marks=pytest.mark.slow
+        ),
         ("worker-hang", "dataloader_stalled", r"DATA \(worker 0 at UNIT \d+\): DataLoader timed out after 8 seconds"),
         ("worker-kill", "dataloader_worker_died", r"DATA \(worker 0 at UNIT \d+, signal 9: Killed\)"),
-        ("worker-shm", "shm_exhausted", r"DATA \(worker 0 at UNIT \d+, signal 7: Bus error\)"),
-        ("worker-files", "fd_exhausted", r"DATA \(worker 0 at UNIT \d+"),
+        pytest.param(
+            "worker-shm", "shm_exhausted", r"DATA \(worker 0 at UNIT \d+, signal 7: Bus error\)", marks=pytest.mark.slow
+        ),
+        pytest.param("worker-files", "fd_exhausted", r"DATA \(worker 0 at UNIT \d+", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import change, commit, copier, git, make, only_test, state, tree, update
 
 Make = Callable[..., Path]
@@ -79,6 +80,7 @@ def test_edits_survive(two, project):
     assert ".github/workflows/ci.yml" not in after
 
 
+@pytest.mark.slow  # `make test-update` runs it
 def test_both_sides_changed_the_same_lines(two, project):
     change(project / "README.md", "## Start", "## Mine")
     commit(project)
@@ -101,7 +103,7 @@ def test_both_sides_changed_the_same_lines(two, project):
     commit(project)
 
 
-@pytest.mark.parametrize("name", ["to_rename.py", "to_remove.py"])
+@pytest.mark.parametrize("name", every(2, ["to_rename.py", "to_remove.py"]))
 def test_an_edit_that_would_be_lost_stops_the_update(two, project, name):
     with (project / "tests" / name).open("a") as file:
         file.write("# Mine.\n")

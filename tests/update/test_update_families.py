@@ -79,6 +79,7 @@ def test_edits_survive(now, history_of_now, tmp_path, version, family):
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow  # `make test-update` runs it
 def test_the_oldest_release(now, history_of_now, tmp_path):
     """The same for one, and its quick tests run; plain copier gives the same project."""
     project = tmp_path / "demo"

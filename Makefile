@@ -2,6 +2,7 @@
 # make test       a cross-section of the tests; no root, under 8 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine
 # make test-update projects of every release, brought to the working tree; and the built package
+# make test-more what make test leaves out of a project's own tests, the five post-mortems, and the pages' commands
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
@@ -17,9 +18,9 @@ PARALLEL ?= --numprocesses 2 --dist loadscope
 PYTEST_OPTIONS ?=
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slurm test-update test-all test-long bench docs clusters examples release clean
+.PHONY: demo test test-slurm test-update test-more test-all test-long bench docs clusters examples release clean
 
-test test-slurm test-update test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-slurm test-update test-more test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -42,7 +43,10 @@ test-slurm: .venv/done
 
 test-update: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/update tests/adopt -m "not long"
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/docs/test_docs.py -k "wheel or updating.md or faults.md"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py -k wheel
+
+test-more: .venv/done
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py -m "slow and not long"
 
 test-long: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) -rP -m long

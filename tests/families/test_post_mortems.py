@@ -57,6 +57,7 @@ def test_2_equal_clocks_are_refused(family: Family) -> None:
     assert "clocks.loader_s (600) must be below" in run.output
 
 
+@pytest.mark.slow
 def test_2_an_error_in_one_rank_ends_all_and_too_many_workers_are_not_started(family: Family) -> None:
     arguments = [*QUIET, "--train.steps", "12", "--loader.workers", "64"]  # workers need time to start: no short clocks
     arguments += ["--log.heartbeat_s", "0.5"]
@@ -73,6 +74,7 @@ def test_2_an_error_in_one_rank_ends_all_and_too_many_workers_are_not_started(fa
 
 
 @short_clocks
+@pytest.mark.slow
 def test_3_uneven_shards_of_features_are_gathered(family: Family) -> None:
     """Three ranks, whose shares of the validation set differ in size: the metrics are those of one process."""
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "2", "--train.learning_rate", "1e-12"]
@@ -94,6 +96,7 @@ def test_3_a_rank_that_does_not_come_to_the_gather_is_named(family: Family) -> N
 
 
 @short_clocks
+@pytest.mark.slow
 def test_4_slow_steps_are_told_with_the_phase_that_grew(family: Family) -> None:
     arguments = [*CLOCKS, "--clocks.guard_s", "60", "--train.steps", "40", "--log.heartbeat_s", "0.5"]
     run = train(family("masked-lm"), *arguments, DDP_FAULTS="sleep@rank=1,step=30,phase=forward,seconds=2.5")

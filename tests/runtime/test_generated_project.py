@@ -38,9 +38,15 @@ def test_linters_and_the_type_checker_have_nothing_to_say(
         tool(project, "mypy", "--cache-dir", str(mypy_cache))
 
 
+OWN = ["tests/test_plumbing.py", "tests/test_watching.py", "tests/test_loader.py", "tests/test_model.py"]
+
+
 @pytest.mark.timeout(600)
-def test_its_own_tests_pass(render: Render) -> None:
-    tool(render({"package": "digits"}), "pytest", "-q")
+@pytest.mark.parametrize(
+    "tests", [[*OWN, "tests/test_faults.py"], pytest.param([], marks=pytest.mark.slow)], ids=["quick", "all"]
+)
+def test_its_own_tests_pass(render: Render, tests: list[str]) -> None:
+    tool(render({"package": "digits"}), "pytest", "-q", *tests)
 
 
 def test_functions_stay_short() -> None:

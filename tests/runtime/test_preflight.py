@@ -152,6 +152,7 @@ def test_a_directory_that_cannot_be_written(project: Path, there: Path) -> None:
     assert "both ways" in results[0][1], "the links are measured all the same"
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_not_shared(project: Path, there: Path) -> None:
     script = f'DDP_RUN__DIR=runs$RANK exec {sys.executable} "$@"'
     done = torchrun(project, there, "--no-python", "bash", "-c", script, "bash", *PREFLIGHT, ranks=3)

@@ -189,7 +189,7 @@ def test_a_question_on_the_terminal_is_told_from_other_calls(monkeypatch: pytest
             thread.start()
             wait(0.2)
             _, where = standing(of_thread(sys._current_frames()[thread.ident or 0]))
-            os.write(writing, b"yes\n" if asks else b"")  # before any assertion: a thread that reads keeps its file open
+            os.write(writing, b"yes\n" if asks else b"")  # first: a thread that reads keeps its file open
             thread.join(5)
             assert not thread.is_alive()
             assert where.startswith(f"{Path(__file__).name}:")

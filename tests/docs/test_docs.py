@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -237,7 +236,8 @@ SETTING = re.compile(r"(run|train|model|data|eval|sample|loader|checkpoint|log|c
 DESCRIBE = """
 import json
 from demo.config import Settings
-from demo.ddp import clocks, errors, faults, settings as s
+from typing import get_args
+from demo.ddp import clocks, errors, faults, kinds, settings as s
 paths = [list(path) for path in s._fields(Settings)]
 defaults = {name: value for name, value, _ in s.effective(*s.load(Settings, []))}
 missing = {".".join(path) for path in paths} - set(defaults)
@@ -247,6 +247,10 @@ print(json.dumps({
     "clocks": list(clocks.Clocks.model_fields),
     "limits": clocks.PHASES,
     "codes": errors.OUTCOMES,
+    "kinds_of_end": {
+        name: {errors.OUTCOMES[code]: text for code, text in end.meanings.items()} for name, end in kinds.KINDS.items()
+    },
+    "kind_names": list(get_args(errors.KindName)),
     "kinds": list(faults.KINDS),
     "worker_kinds": list(faults.WORKER_KINDS),
     "options": faults.DEFAULTS,
@@ -417,40 +421,19 @@ def test_fields_are_those_of_a_real_run(runs: Path) -> None:
     assert set(codes(table["counters"])) == set(manifest["counters"])
 
 
-def kinds_in(project: Path) -> set[str]:
-    """What is assigned to `kind`, or is the kind of a reason to stop, a cause of data, a verdict or a ConfigError."""
-    arguments = {"Verdict": slice(1, 2), "_verdict": slice(0, 1), "ConfigError": slice(2, 3)}
-    arguments["Diverged"] = slice(2, 3)
-    kinds: set[str] = set()
-    for path in (project / "src/demo/ddp").glob("*.py"):
-        source = path.read_text()
-        for node in ast.walk(ast.parse(source)):
-            values: list[ast.expr] = []
-            target = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
-            if (path.name, target) in (("preempt.py", "KINDS"), ("fetch.py", "CAUSES")):
-                assert isinstance(node, ast.Assign)
-                assert isinstance(node.value, ast.Dict)  # how a reason begins -> kind; kind -> what tells it
-                given = node.value.values if target == "KINDS" else node.value.keys
-                values = [value for value in given if value is not None]
-            elif isinstance(node, ast.Assign) and "kind" in target and "Verdict" in source:
-                values = [node.value]
-            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
-                code, *others = node.value.elts  # of blame.py: exit code, kind, advice
-                values = others[:1] if ast.unparse(code) in ("FAILED", "STALLED") else []
-            elif isinstance(node, ast.Call):
-                values = node.args[arguments.get(ast.unparse(node.func), slice(0))]
-            strings = {part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)}
-            kinds |= {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z0-9_]+", text)}
-    return kinds
-
-
-def test_kinds_are_those_of_the_code(project: Path) -> None:
-    """Both ways, in three places; and the two pages agree on the outcomes of each."""
+def test_kinds_are_those_of_the_code(described_by_code: dict[str, Any], project: Path) -> None:
+    """kinds.py is the table: the reference has its texts, other pages the same kinds and outcomes; none is unused."""
+    meanings = described_by_code["kinds_of_end"]
+    assert described_by_code["kind_names"] == list(meanings)
     reference, advice = (
-        {(codes(row[0])[0], *sorted(outcomes(row[1]))) for row in rows(section(*place)) if outcomes(row[1])}
+        [(codes(row[0])[0], outcomes(row[1]), row[2]) for row in rows(section(*place)) if outcomes(row[1])]
         for place in (("run-directory.md", "## outcome.json"), ("when-it-fails.md", "## Kinds"))
     )
-    assert reference == advice
-    assert {row[0] for row in reference} == kinds_in(project)
+    ends = {(kind, code, text) for kind, texts in meanings.items() for code, text in texts.items()}
+    assert {(kind, code, text) for kind, ends_with, text in reference for code in ends_with} == ends
+    assert {(kind, code) for kind, ends_with, _ in advice for code in ends_with} == {row[:2] for row in ends}
     readme = (project / "README.md").read_text().partition("Its `kind` is one of")[2].partition(".\n")[0]
-    assert set(codes(readme)) - {"kind"} >= kinds_in(project)
+    assert set(codes(readme)) - {"kind"} == set(meanings)
+    plumbing = (project / "src/demo/ddp").glob("*.py")
+    written = "".join(path.read_text() for path in plumbing if path.name not in ("kinds.py", "errors.py"))
+    assert [kind for kind in meanings if f'"{kind}"' not in written] == []

@@ -183,7 +183,7 @@ def test_the_root_cause_of_torchruns_table(part: Part, tmp_path: Path, monkeypat
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     files = [tmp_path / str(rank) / "error.json" for rank in range(3)]
-    verdict = part("verdict").Verdict(70, "rank_killed", "rank 1 (n1) sends no heartbeat", [1], advice="look at dmesg")
+    verdict = part("kinds").Verdict(70, "rank_killed", "rank 1 (n1) sends no heartbeat", [1], advice="look at dmesg")
     for file in files:
         file.parent.mkdir()
     for rank in (0, 2):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .env import Place
-from .verdict import Verdict
+from .kinds import Verdict
 
 LATER_S = 2  # seconds by which the others come after a rank that torchrun has seen die: it looks every 0.1 s
 

@@ -21,11 +21,11 @@ from . import outcome, owner, report
 from .board import post
 from .elastic import tell_torchrun
 from .heartbeat import beat, snapshot
+from .kinds import Verdict
 from .ledger import last_entry
 from .logs import say_last, silence_console
 from .setup import Dist
 from .siblings import Siblings
-from .verdict import Verdict
 
 log = logging.getLogger("ddp")
 _ending = threading.Lock()  # taken once, by the thread that ends the process

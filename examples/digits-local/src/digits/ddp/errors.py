@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 DONE, FAILED, STALLED, STOPPED, CONFIG = 0, 1, 70, 75, 78
 OUTCOMES = {DONE: "done", FAILED: "failed", STALLED: "stalled", STOPPED: "stopped", CONFIG: "config"}
+
+# What has happened, as outcome.json says it. kinds.py has what each means and what to do.
+KindName = Literal[
+    "benign",
+    "preempted",
+    "time_limit",
+    "rank_exception",
+    "cuda_oom",
+    "nonfinite_loss",
+    "mismatched_collectives",
+    "divergent_control_flow",
+    "divergent_weights",
+    "dataloader_stalled",
+    "dataloader_worker_died",
+    "shm_exhausted",
+    "fd_exhausted",
+    "checkpoint_failed",
+    "missing_rank",
+    "straggler",
+    "hardware_fault",
+    "rank0_work",
+    "rank_killed",
+    "rendezvous_failed",
+    "store_lost",
+    "network_unreachable",
+    "unknown",
+    "device_mapping",
+    "port_in_use",
+    "launcher_misconfig",
+    "uneven_inputs",
+    "ranks_differ",
+]
 
 
 class ConfigError(Exception):
@@ -12,10 +46,10 @@ class ConfigError(Exception):
     Args:
         problem: one line that says what is wrong.
         remedy: one line that says what to do.
-        kind: the kind of the outcome, see README.md.
+        kind: the kind of the outcome, see kinds.py.
     """
 
-    def __init__(self, problem: str, remedy: str, kind: str = "launcher_misconfig") -> None:
+    def __init__(self, problem: str, remedy: str, kind: KindName = "launcher_misconfig") -> None:
         super().__init__(f"{problem}\n  -> {remedy}")
         self.kind = kind
 
@@ -33,10 +67,10 @@ class DataFailed(Exception):
 
     Args:
         message: a single argument must do, since that is how PyTorch passes a worker's exception on.
-        kind: the kind of the outcome, see fetch.py.
+        kind: the kind of the outcome, see kinds.py.
     """
 
-    def __init__(self, message: str, kind: str = "rank_exception") -> None:
+    def __init__(self, message: str, kind: KindName = "rank_exception") -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -57,12 +91,12 @@ class Diverged(BaseException):
     Args:
         message: what was noticed.
         ranks: those that began it, if the message says all there is to say.
-        kind: the kind of the outcome, see README.md.
+        kind: the kind of the outcome, see kinds.py.
         advice: what to do, if it is known here.
     """
 
     def __init__(
-        self, message: str, ranks: list[int] | None = None, kind: str = "divergent_control_flow", advice: str = ""
+        self, message: str, ranks: list[int] | None = None, kind: KindName = "divergent_control_flow", advice: str = ""
     ) -> None:
         super().__init__(message)
         self.ranks, self.kind, self.advice = ranks, kind, advice

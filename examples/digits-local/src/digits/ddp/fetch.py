@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from .errors import CONFIG, ConfigError, DataFailed
+from .errors import CONFIG, ConfigError, DataFailed, KindName
 from .heartbeat import progress
 from .held import refuse_unsendable
 from .preempt import shielded
@@ -26,7 +26,7 @@ from .setup import Dist
 T = TypeVar("T")
 
 # Kind of outcome -> what tells it in a message of PyTorch, Python or the C library. The first that matches counts.
-CAUSES = {
+CAUSES: dict[KindName, str] = {
     "fd_exhausted": r"Too many open files|received \d+ items of ancdata",
     "shm_exhausted": r"allocate shared memory|Bus error|(/dev/shm|/torch_\d).*No space left",
     "dataloader_stalled": r"DataLoader timed out",
@@ -35,7 +35,7 @@ CAUSES = {
 }
 
 
-def kind_of(text: str) -> str:
+def kind_of(text: str) -> KindName:
     """The kind of outcome that a message about data stands for."""
     return next(kind for kind, pattern in CAUSES.items() if re.search(pattern, text))
 
@@ -136,7 +136,7 @@ def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) 
     at = {worker: f"worker {worker} at {reading.unit} {index}" for worker, index in enumerate(reading.at.tolist())}
     culprits = _culprits(error, iterator)
     told = {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
-    kind = next(iter(told.values()), "")  # a worker has said so before it ended
+    kind = next(iter(told.values()), None)  # a worker has said so before it ended
     places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(told, "")).items()] or list(at.values())
     text += f": it could not send a batch ({kind}), its traceback is in the output" if told else ""
     what = f"{joined.who(joined.rank)} could not read {reading.name} ({', '.join(places)}): {text}"

@@ -28,8 +28,9 @@ from .deadline import ANSWER_S, Deadline
 from .disk import checkpoint_directory, shared
 from .elastic import tell_torchrun
 from .env import Place, attempt, detect
-from .errors import CONFIG, STALLED, STOPPED, ConfigError, RunFailed
+from .errors import CONFIG, STALLED, STOPPED, ConfigError, KindName, RunFailed
 from .findings import Finding, merged, text
+from .kinds import Verdict
 from .links import clock_offsets, measure
 from .loader import LoaderSettings
 from .machine import Row, look
@@ -38,7 +39,6 @@ from .rendezvous import rendezvous
 from .settings import RunSettings, load
 from .setup import Dist, setup_distributed, shutdown
 from .tables import Report, as_json, plain
-from .verdict import Verdict
 
 log = logging.getLogger("ddp")
 SECTIONS = ("run", "loader", "clocks")
@@ -157,8 +157,10 @@ class Ending:
     def write(self, code: int, reason: str) -> None:
         """Leave outcome.json if the run has a name: torchrun turns every exit code into 1."""
         if self._run.id and not held_by_another(self._run.dir / self._run.id):
-            kind = {STOPPED: "preempted", STALLED: "unknown"}.get(code, "launcher_misconfig")
-            kind = "rendezvous_failed" if "did not start" in reason or "cannot reach" in reason else kind
+            kinds: dict[int, KindName] = {STOPPED: "preempted", STALLED: "unknown"}
+            kind = kinds.get(code, "launcher_misconfig")
+            if "did not start" in reason or "cannot reach" in reason:
+                kind = "rendezvous_failed"
             words = "; ".join(line.strip() for line in reason.splitlines())
             verdict = Verdict(code, kind, f"preflight: {words}", phase="init", step=0)
             tell_torchrun(verdict)

@@ -19,10 +19,10 @@ from .clocks import Clocks
 from .env import Place
 from .errors import CONFIG, ConfigError, RunFailed, RunTaken, StopRequested
 from .findings import named
+from .kinds import Verdict
 from .logs import Rows
 from .preempt import StopFlags
 from .setup import Dist, connect_store
-from .verdict import Verdict
 
 log = logging.getLogger("ddp")
 

@@ -9,13 +9,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .errors import CONFIG, FAILED, STALLED, CheckpointFailed, ConfigError, DataFailed, Diverged, NonFinite, RunFailed
+from .errors import (
+    CONFIG,
+    FAILED,
+    STALLED,
+    CheckpointFailed,
+    ConfigError,
+    DataFailed,
+    Diverged,
+    KindName,
+    NonFinite,
+    RunFailed,
+)
 from .fetch import kind_of
 from .gradients import named
 from .heartbeat import beat
+from .kinds import KINDS, Verdict
 from .lines import users
 from .setup import Dist
-from .verdict import Verdict
 
 HERE = str(Path(__file__).parent)
 # What PyTorch says when a peer has gone. The rank that reads it is a victim.
@@ -48,13 +59,6 @@ UNFINISHED_ADVICE = (
     "DDP is made, or wrap with find_unused_parameters"
 )
 
-DATA_ADVICE = {
-    "dataloader_stalled": "read that index by itself; raise clocks.loader_s if it is merely slow",
-    "dataloader_worker_died": "look for oom-kill in dmesg; use fewer workers or smaller batches",
-    "shm_exhausted": "make /dev/shm larger (docker --shm-size, or --ipc=host), or use fewer workers or smaller batches",
-    "fd_exhausted": "raise the limit of open files (ulimit -Hn), use fewer workers, or close files in the data set",
-}
-
 
 def peer_lost(error: BaseException) -> bool:
     """Whether this rank only noticed that another one has gone, or that the network between them has."""
@@ -83,21 +87,21 @@ def _text(error: BaseException) -> str:
 
 def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     """The outcome that an exception in the training loop of this rank stands for."""
-    code, kind, advice = FAILED, "rank_exception", ""
+    code, advice = FAILED, ""
+    kind: KindName = "rank_exception"
     text = _text(error)
     if isinstance(error, ConfigError):
         code, kind = CONFIG, error.kind
     elif isinstance(error, torch.OutOfMemoryError):
-        kind, advice = "cuda_oom", "use a smaller batch or activation checkpointing"
+        kind = "cuda_oom"
     elif isinstance(error, Diverged):
-        kind = error.kind
-        advice = error.advice or "look for an `if` on rank-local data around a collective or a forward"
+        kind, advice = error.kind, error.advice
     elif isinstance(error, NonFinite):
-        kind, advice = "nonfinite_loss", "lower the learning rate, clip gradients, or look at the data of that step"
+        kind = "nonfinite_loss"
     elif isinstance(error, CheckpointFailed):
-        kind, advice = "checkpoint_failed", "make room, then start the run again: it goes on from the last good one"
+        kind = "checkpoint_failed"
     elif isinstance(error, DataFailed):
-        kind, advice = error.kind, DATA_ADVICE.get(error.kind, "")
+        kind = error.kind
     elif isinstance(error, RuntimeError) and _says(error, GPU_FAILED):
         code, kind, advice = _gpu_failed(text)
         text = f"{text}\n{_late()}"
@@ -105,7 +109,6 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         advice, text = UNFINISHED_ADVICE, f"{_left_out(text)}{text}"
     elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
         kind = kind_of(text)
-        advice = DATA_ADVICE.get(kind, "")
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
@@ -113,7 +116,6 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
         advice = NO_ANSWER
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
-        advice = "no rank has failed by itself: look at the network between the hosts, then at the logs of all ranks"
     where = f"(phase {beat.phase}, step {beat.step})"
     reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
     if kind == "divergent_weights":  # all ranks raise it at once
@@ -122,7 +124,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
     first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None
     stacks = {str(joined.rank): "".join(traceback.format_exception(error))[-20000:]}
-    return Verdict(code, kind, reason, first, beat.phase, beat.step, advice, stacks)
+    return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
 
 
 def _with_lines(text: str, error: BaseException) -> str:
@@ -133,12 +135,12 @@ def _with_lines(text: str, error: BaseException) -> str:
     return f"{first} at {lines}{newline}{rest}"
 
 
-def _gpu_failed(text: str) -> tuple[int, str, str]:
-    """Exit code, kind and advice for an error on this rank's GPU."""
+def _gpu_failed(text: str) -> tuple[int, KindName, str]:
+    """Exit code, kind and, where the kind's own does not say enough, advice for an error on this rank's GPU."""
     if any(part in text for part in GPU_BROKEN):
-        return STALLED, "hardware_fault", "look for Xid in dmesg of that host, and take the GPU out of service"
+        return STALLED, "hardware_fault", ""
     if any(part in text for part in GPU_FULL):
-        return FAILED, "cuda_oom", "use a smaller batch or activation checkpointing"
+        return FAILED, "cuda_oom", ""
     return FAILED, "rank_exception", LATE_ADVICE
 
 

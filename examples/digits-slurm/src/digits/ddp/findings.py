@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from .errors import KindName
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -20,7 +22,7 @@ class Finding:
     blocks: bool = False
     alone: bool = False
     ranks: tuple[int, ...] = ()
-    kind: str = "launcher_misconfig"  # of the outcome
+    kind: KindName = "launcher_misconfig"  # of the outcome
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -19,10 +19,11 @@ from .ending import add_last_entry, end, last_words, write_heartbeat
 from .errors import STALLED
 from .exits import tell_exits
 from .heartbeat import beat, details, line, snapshot
+from .kinds import KINDS, Verdict
 from .setup import Dist, connect_store
 from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .stragglers import compare_ranks, tell
-from .verdict import Judge, Verdict, judge
+from .verdict import Judge, judge
 from .whereabouts import State, waits
 
 log = logging.getLogger("ddp")
@@ -202,7 +203,7 @@ class Monitor:
 
     def _store_lost(self, problem: str, mine: bool = True) -> None:
         reason = f"the store on the host of rank 0 ({self._joined.hosts[0]}) no longer answers: {problem}"
-        advice = "look at rank 0's output, and whether that host, its network and the launcher are still up"
+        advice = KINDS["store_lost"].advice
         blamed = None if self._joined.place.agent_store else [0]  # torchrun serves it there, and no rank
         if gone := launcher_gone():
             reason, advice = f"{gone} on {self._joined.place.host}", LAUNCHER_ADVICE

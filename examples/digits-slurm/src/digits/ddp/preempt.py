@@ -15,7 +15,7 @@ from types import FrameType
 
 from pydantic import BaseModel, Field
 
-from .errors import ConfigError
+from .errors import ConfigError, KindName
 
 log = logging.getLogger("ddp")
 
@@ -25,7 +25,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal
 
 
 # How a reason begins -> the kind of the outcome. After a stop file nothing is started again: a person wants the end.
-KINDS = {"signal": "preempted", "end of the allocation": "time_limit", "stop file": "benign"}
+KINDS: dict[str, KindName] = {"signal": "preempted", "end of the allocation": "time_limit", "stop file": "benign"}
 
 
 class PreemptSettings(BaseModel, extra="forbid"):
@@ -123,6 +123,6 @@ def _in_stop_file(path: Path) -> str:
     return f"stop file {path}"
 
 
-def kind_of(reason: str) -> str:
+def kind_of(reason: str) -> KindName:
     """The kind of outcome that a reason to stop leads to."""
     return next(kind for beginning, kind in KINDS.items() if reason.startswith(beginning))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CONFIG
-from .verdict import Verdict
+from .kinds import Verdict
 
 log = logging.getLogger("ddp")
 STARTED = time.time()  # about when this process began; the imports before can take half a minute on a busy host

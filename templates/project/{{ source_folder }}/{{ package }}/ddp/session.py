@@ -28,8 +28,21 @@ from .drift import Drift
 from .elastic import tell_torchrun
 from .ending import write_heartbeat
 from .env import Place, attempt, detect
-from .errors import CONFIG, DONE, FAILED, STALLED, STOPPED, ConfigError, Diverged, RunFailed, RunTaken, StopRequested
+from .errors import (
+    CONFIG,
+    DONE,
+    FAILED,
+    STALLED,
+    STOPPED,
+    ConfigError,
+    Diverged,
+    KindName,
+    RunFailed,
+    RunTaken,
+    StopRequested,
+)
 from .heartbeat import beat, lose, phase
+from .kinds import Verdict
 from .ledger import keep_ledger
 from .logs import Rows, describe, log_to_console, log_to_file, say_last
 from .metrics import LogSettings, MetricLog
@@ -43,7 +56,7 @@ from .settings import RunSettings
 from .setup import Dist, meet, setup_distributed, shutdown
 from .siblings import launcher_gone
 from .sources import compare_sources
-from .verdict import Verdict, explain
+from .verdict import explain
 
 log = logging.getLogger("ddp")
 
@@ -190,7 +203,8 @@ def _refuse_address(place: Place) -> None:
 
 def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) -> NoReturn:
     """Before the ranks know each other there is nobody to tell: one line, an outcome if the run has a name, and out."""
-    code, kind = STALLED, "rendezvous_failed"
+    code = STALLED
+    kind: KindName = "rendezvous_failed"
     if isinstance(error, StopRequested):
         code, kind = STOPPED, kind_of(str(error))
     elif not isinstance(error, (ConfigError, OSError, RuntimeError, RunFailed, ValueError)):

@@ -17,9 +17,9 @@ from . import outcome
 from .elastic import tell_torchrun
 from .env import attempt
 from .errors import CONFIG, ConfigError
+from .kinds import Verdict
 from .logs import say_last
 from .owner import held_by_another
-from .verdict import Verdict
 
 # Read by the plumbing, but no settings: they describe one start, not the run.
 OTHER_VARIABLES = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn.parallel import DistributedDataParallel
 
 from .agree import gather
-from .errors import ConfigError
+from .errors import ConfigError, KindName
 from .findings import named
 from .replicas import wrapped
 from .setup import Dist
@@ -50,7 +50,7 @@ def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None
     names, _ = everywhere[ranks[0]]
     same = all(row == everywhere[0] for row in everywhere)
     where = "" if same else f" on {named(ranks, joined.hosts)}"
-    kind = "rank_exception" if same else "ranks_differ"
+    kind: KindName = "rank_exception" if same else "ranks_differ"
     if most == trained:
         problem = f"no parameter of {name} got a gradient{where}: the loss does not lead back to the model"
         raise ConfigError(problem, NO_WAY_BACK, kind)

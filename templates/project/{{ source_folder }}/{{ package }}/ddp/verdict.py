@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from .errors import FAILED, OUTCOMES, STALLED, STOPPED
+from .errors import FAILED, STALLED, KindName
 from .exits import EXIT
 from .heartbeat import WAITING_FILES
+from .kinds import KINDS, Verdict
 from .ledger import first_difference, minority
 from .lines import ASKS
 from .whereabouts import State, apart, at_death, each, moves_on, pace, position, recent, waits, where
 
-FINAL = ("benign", "divergent_control_flow", "mismatched_collectives")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why a run ended. `first_ranks` are those where it began, or None when that cannot be told."""
-
-    exit_code: int
-    kind: str
-    reason: str
-    first_ranks: list[int] | None = None
-    phase: str | None = None
-    step: int | None = None
-    advice: str = ""
-    stacks: dict[str, str] = field(default_factory=dict)  # rank -> Python stack of its main thread
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields of outcome.json. `restart` is what the launch scripts go by: a user's own stop is the end.
-
-        So are ranks that do not do the same: they would part at the same place again.
-        """
-        restart = self.exit_code in (STALLED, STOPPED) and self.kind not in FINAL
-        return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), "restart": restart, **asdict(self)}
+Judge = Callable[[Sequence[State], Sequence[int], Mapping[int, str]], Verdict]
 
 
 def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, str] | None = None) -> Verdict:
-    """Name the ranks that others wait for.
+    """Name the ranks that others wait for: the first of `RULES` that finds something counts.
 
     Args:
         states: the last heartbeat of every rank, in rank order.
@@ -47,16 +25,27 @@ def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, s
         traces: what the interpreter of a silent rank has written about its own end, if anything.
     """
     if silent:
-        return _judge_silent(states, silent, traces or {})
+        return _silent_ranks(states, silent, traces or {})
+    return next(verdict for rule in RULES if (verdict := rule(states)))  # the last one always does
+
+
+def _rank0_work(states: Sequence[State]) -> Verdict | None:
     oldest = max((state for state in states if not waits(state)), key=lambda state: state["age_s"], default=states[0])
-    if oldest["phase"].startswith("guard:") and not moves_on(oldest, states):
-        what = "made no progress in rank-0 work while the others waited"
-        advice = "call progress() at each inner step if the work is merely long, or raise clocks.guard_s"
-        return _verdict("rank0_work", states, [int(oldest["rank"])], what, advice)
-    if found := _without_gradient(states) or _unequal(states) or _idle_gpu(states):
-        return found
+    if not oldest["phase"].startswith("guard:") or moves_on(oldest, states):
+        return None
+    what = "made no progress in rank-0 work while the others waited"
+    return _verdict("rank0_work", states, [int(oldest["rank"])], what)
+
+
+def _different_calls(states: Sequence[State]) -> Verdict | None:
+    """All wait, in different calls or after different numbers of collectives."""
     if all(map(waits, states)) and (minority([state["asked"] for state in states]) or apart(states)):
         return _diverged(states)
+    return None
+
+
+def _behind(states: Sequence[State]) -> Verdict | None:
+    """Ranks that have made fewer collectives or decisions than the others."""
     for count, thing in (("collectives", "collective"), ("control", "decision")):
         numbers = [int(state[count]) for state in states]
         behind = [rank for rank, number in enumerate(numbers) if number < max(numbers)]
@@ -68,20 +57,26 @@ def judge(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, s
             return _awaited(states, absent, f"has not come to {thing} {max(numbers)}, in which the others wait")
         if behind:
             return _diverged(states)
-    if found := _held_up(states):
-        return found
+    return None
+
+
+def _waits_for_nobody(states: Sequence[State]) -> Verdict | None:
+    """Some ranks wait for nobody, and others wait; or none waits, and some stand still."""
     busy = [int(state["rank"]) for state in states if not waits(state)]
-    if busy and len(busy) < len(states):
+    if not busy:
+        return None
+    if len(busy) < len(states):
         return _awaited(states, busy, "does not move on, and the others wait for it", sure=False)
-    if busy:
-        busy = [rank for rank in busy if not moves_on(states[rank], states)]
-        reading = all(states[rank]["phase"] == "data" for rank in busy)
-        kind = "dataloader_stalled" if reading else "unknown"
-        what = "does not move on" if len(busy) == 1 else "do not move on, all of them: a lock, a file system, a GPU"
-        return _verdict(kind, states, busy, what, "its stack shows where it is")
+    busy = [rank for rank in busy if not moves_on(states[rank], states)]
+    reading = all(states[rank]["phase"] == "data" for rank in busy)
+    kind: KindName = "dataloader_stalled" if reading else "unknown"
+    what = "does not move on" if len(busy) == 1 else "do not move on, all of them: a lock, a file system, a GPU"
+    return _verdict(kind, states, busy, what, "its stack shows where it is")
+
+
+def _same_call(states: Sequence[State]) -> Verdict:
     reason = f"all ranks wait in the same call, and none is behind: the network, or a GPU: {each(states)}"
-    advice = "compare the stacks of all ranks in stacks/"
-    return Verdict(STALLED, "unknown", reason, None, states[0]["phase"], states[0]["step"], advice)
+    return Verdict(STALLED, "unknown", reason, None, states[0]["phase"], states[0]["step"], KINDS["unknown"].advice)
 
 
 def _awaited(states: Sequence[State], ranks: Sequence[int], what: str, sure: bool = True) -> Verdict:
@@ -92,20 +87,16 @@ def _awaited(states: Sequence[State], ranks: Sequence[int], what: str, sure: boo
     """
     stuck = [rank for rank in ranks if not moves_on(states[rank], states)]
     if stuck:
-        return _verdict("missing_rank", states, stuck, what, "its stack shows what it does instead")
+        return _verdict("missing_rank", states, stuck, what)
     names = "; ".join(
         f"rank {rank} ({states[rank]['host']}) is slow, not stuck: phase {states[rank]['phase']}, "
         f"step {states[rank]['step']}, {pace(states[rank])}"
         for rank in ranks[:8]
     )
     first = states[ranks[0]]
-    advice = (
-        "give the ranks equal work, or let the others wait on the longer clock of the control group, as ddp.agree's "
-        "total and gather do (clocks.guard_s); raise clocks.collective_s if one of the training group must wait so long"
-    )
     reason = f"{names}{_victims(states, ranks)}"
     named = list(ranks) if sure else None
-    return Verdict(STALLED, "straggler", reason, named, first["phase"], first["step"], advice)
+    return Verdict(STALLED, "straggler", reason, named, first["phase"], first["step"], KINDS["straggler"].advice)
 
 
 def _without_gradient(states: Sequence[State]) -> Verdict | None:
@@ -133,9 +124,9 @@ def _unequal(states: Sequence[State]) -> Verdict | None:
     found = first_difference([recent(state) for state in states])
     if not found:
         return None
-    advice = "make every rank issue the same collectives in the same order, with equal shapes and types"
     first = states[(found[1] or [0])[0]]
     reason = f"ranks wait in different collectives: {found[0]}; phase {first['phase']}, step {first['step']}"
+    advice = KINDS["mismatched_collectives"].advice
     return Verdict(STALLED, "mismatched_collectives", reason, found[1], first["phase"], first["step"], advice)
 
 
@@ -171,7 +162,7 @@ def _held_up(states: Sequence[State]) -> Verdict | None:
     return _verdict("missing_rank", states, behind, what, advice)
 
 
-def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, str]) -> Verdict:
+def _silent_ranks(states: Sequence[State], silent: Sequence[int], traces: Mapping[int, str]) -> Verdict:
     """A silent rank may have left word: its interpreter writes its stack when it crashes or cannot run Python."""
     for rank in silent:
         trace = traces.get(rank, "")
@@ -197,18 +188,17 @@ def _judge_silent(states: Sequence[State], silent: Sequence[int], traces: Mappin
         return replace(_verdict("rank_killed", states, [rank], what, advice), stacks=stacks)
     endings = {int(rank): text for state in states for rank, text in state.get("ended", {}).items()}
     if known := [rank for rank in silent if rank in endings]:
-        return _judge_ended(states, known, endings)
+        return _ended(states, known, endings)
     hosts = {str(state["host"]) for state in states}
     gone = hosts - {str(state["host"]) for state in states if state["rank"] not in silent}
-    advice = "look at the kernel log of that host (dmesg: oom-kill) and at stacks/ in the run directory"
     what = "sends no heartbeat any more: killed (SIGKILL, out of memory on the host), suspended, or stuck in C code"
     if len(hosts) > 1 and {str(states[rank]["host"]) for rank in silent} <= gone:
         several = "every rank of" if len(silent) > 1 else "the only rank of"
         what += f"; {several} {', '.join(sorted(gone))}, so it may be that host or its network"
-    return _verdict("rank_killed", states, silent, what, advice)
+    return _verdict("rank_killed", states, silent, what)
 
 
-def _judge_ended(states: Sequence[State], ranks: Sequence[int], endings: Mapping[int, str]) -> Verdict:
+def _ended(states: Sequence[State], ranks: Sequence[int], endings: Mapping[int, str]) -> Verdict:
     """Processes that others on their host have seen to be gone, and perhaps how they ended."""
     ending = next((endings[rank] for rank in ranks if endings[rank]), "")
     ranks = [rank for rank in ranks if endings[rank] == ending]
@@ -273,8 +263,11 @@ def _odd(states: Sequence[State]) -> list[int] | None:
     return minority(asked) or (apart(states) and minority([position(state) for state in states])) or minority(issued)
 
 
-def _verdict(kind: str, states: Sequence[State], ranks: Sequence[int], what: str, advice: str) -> Verdict:
-    first = states[ranks[0]]
+def _verdict(
+    kind: KindName, states: Sequence[State], ranks: Sequence[int], what: str, advice: str | None = None
+) -> Verdict:
+    """That `ranks` are to blame, and why; the advice is the kind's own unless more is known."""
+    advice, first = advice or KINDS[kind].advice, states[ranks[0]]
     names = ", ".join(f"rank {rank} ({states[rank]['host']})" for rank in ranks[:16])
     names += f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     note = f", at {first['note']!r}" if first["note"] else ""
@@ -298,4 +291,15 @@ def _victims(states: Sequence[State], ranks: Sequence[int]) -> str:
     return f". Victims, which wait for it: {', '.join(texts)}{more}" if waiting else ""
 
 
-Judge = Callable[[Sequence[State], Sequence[int], Mapping[int, str]], Verdict]
+# In the order of docs/how-it-works.md, "Who is to blame": what is certain comes before what is only likely.
+RULES: Sequence[Callable[[Sequence[State]], Verdict | None]] = (
+    _rank0_work,
+    _without_gradient,
+    _unequal,
+    _idle_gpu,
+    _different_calls,
+    _behind,
+    _held_up,
+    _waits_for_nobody,
+    _same_call,
+)

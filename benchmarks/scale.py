@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,8 @@ def others(package: str, mine: range, ranks: int, address: str, port: int, ready
         return dist.PrefixStore("attempt0", store)
 
     def publish(store: Any, rank: int) -> None:
-        state = {**heartbeat.snapshot(rank, f"n{rank // 8}"), "pid": os.getpid(), "news": heard}
-        store.set(f"state/{rank}", json.dumps(state))
+        state = replace(heartbeat.snapshot(rank, f"n{rank // 8}"), pid=os.getpid(), news=heard)
+        store.set(f"state/{rank}", state.to_json())
 
     def listen(store: Any, ranks: range) -> None:
         nonlocal heard

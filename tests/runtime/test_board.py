@@ -54,11 +54,11 @@ def test_news_are_numbered_and_the_same_news_is_not_told_twice(part: Callable[[s
 def test_who_does_not_answer_is_silent_and_keeps_its_last_state(part: Callable[[str], ModuleType], store: Any) -> None:
     board = part("board")
     for rank, news in ((0, 2), (1, 1), (3, 3)):  # rank 1 has not heard of news 2, rank 2 has never said a word
-        store.set(f"state/{rank}", json.dumps({"rank": rank, "phase": "data", "news": news}))
+        store.set(f"state/{rank}", json.dumps({"rank": rank, "host": "a", "phase": "data", "news": news}))
     found, silent = board.answers(store, 2, ["a", "a", "b", "b"], wait_s=0.2, pause_s=0.05)
     assert silent == [1, 2]
-    assert [state["phase"] for state in found] == ["data", "data", "init", "data"]
-    assert (found[2]["rank"], found[2]["host"]) == (2, "b")
+    assert [state.phase for state in found] == ["data", "data", "init", "data"]
+    assert (found[2].rank, found[2].host) == (2, "b")
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -22,9 +22,10 @@ from digits.ddp.blame import peer_lost
 from digits.ddp.clocks import Clocks
 from digits.ddp.env import Place
 from digits.ddp.errors import ConfigError
-from digits.ddp.ledger import Entry, first_difference, keep_ledger, ledger, minority
+from digits.ddp.ledger import first_difference, keep_ledger, ledger, minority
 from digits.ddp.lines import ASKS, of_thread, standing
 from digits.ddp.pace import Pace
+from digits.ddp.rank_state import Entry
 from digits.ddp.setup import Dist
 from digits.ddp.siblings import Siblings
 from digits.ddp.stragglers import compare_ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.metrics import clip_gradients, gradient_norm, step_if_finite
 from digits.ddp.preflight import PreflightSettings as Settings
+from digits.ddp.rank_state import RankState
 from digits.ddp.restore import fill, parameter_orders
 from digits.ddp.settings import effective, load
 from digits.ddp.setup import Dist, choose_device
@@ -139,10 +141,10 @@ def test_a_step_with_a_nan_gradient_changes_nothing(make: Callable[..., torch.op
     assert weight.grad.norm() == pytest.approx(1.0, abs=1e-4), "clipped"
 
 
-def state(rank: int, phase: str, collectives: int, **other: Any) -> dict[str, Any]:
-    where = {"rank": rank, "host": f"n{rank // 2}", "phase": phase, "collectives": collectives, "control": 3}
-    where |= {"waits": "run_backward" if phase == "backward" else "", "open": -1, "asked": 4}
-    return where | {"step": 5, "age_s": 9.0, "note": "", "phase_s": {}} | other
+def state(rank: int, phase: str, collectives: int, **other: Any) -> RankState:
+    given: dict[str, Any] = {"decisions": 3, "open_collectives": -1, "python_collectives": 4, "step": 5, "idle_s": 9.0}
+    given["waits_in"] = "run_backward" if phase == "backward" else ""
+    return RankState(rank, f"n{rank // 2}", phase, collectives=collectives, **given | other)
 
 
 def test_gpus_that_are_named_and_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,23 +181,23 @@ def test_an_optimiser_with_its_parameters_in_another_order_is_refused(tmp_path: 
 
 def test_a_gpu_that_has_not_started_what_the_others_have_started_is_named() -> None:
     """The states are those of PyTorch's flight recorder, with TORCH_NCCL_ENABLE_TIMING=1."""
-    nccl = [state(rank, "agree", 8, open=1, waits="synchronize") for rank in range(3)]
+    nccl = [state(rank, "agree", 8, open_collectives=1, waits_in="synchronize") for rank in range(3)]
     for rank, progress in enumerate(("started", "scheduled", "started")):
-        nccl[rank] |= {"unfinished": [(8, "nccl:all_reduce", progress)]}
+        nccl[rank] = replace(nccl[rank], unfinished=((8, "nccl:all_reduce", progress),))
     found = judge(nccl, [])
     assert (found.kind, found.first_ranks) == ("missing_rank", [1])
     assert "has not started collective 8 (nccl:all_reduce) on its GPU" in found.reason
-    for each in nccl:  # without start events nothing can be told apart
-        each |= {"unfinished": [(8, "nccl:all_reduce", "scheduled")]}
+    # Without start events nothing can be told apart.
+    nccl = [replace(each, unfinished=((8, "nccl:all_reduce", "scheduled"),)) for each in nccl]
     assert judge(nccl, []).first_ranks is None
 
 
 def test_a_rank_that_moves_on_is_slow_and_not_stuck() -> None:
-    waiting = state(0, "agree", 8, age_s=100.0, waits="all_reduce")
-    found = judge([waiting, state(1, "eval", 7, age_s=2.0)], [])
+    waiting = state(0, "agree", 8, idle_s=100.0, waits_in="all_reduce")
+    found = judge([waiting, state(1, "eval", 7, idle_s=2.0)], [])
     assert (found.kind, found.first_ranks) == ("straggler", [1])
     assert "slow, not stuck" in found.reason
-    assert judge([waiting, state(1, "eval", 7, age_s=90.0)], []).kind == "missing_rank"
+    assert judge([waiting, state(1, "eval", 7, idle_s=90.0)], []).kind == "missing_rank"
 
 
 def test_the_waiting_ranks_are_not_blamed() -> None:
@@ -204,24 +206,24 @@ def test_the_waiting_ranks_are_not_blamed() -> None:
     assert judge([*waiting, state(3, "data", 8)], []).first_ranks == [3]
     assert judge([*waiting, state(3, "backward", 8)], []).first_ranks is None, "an honest unknown"
     assert judge([*waiting, state(3, "forward", 7)], [1]).first_ranks == [1], "a silent rank comes first"
-    assert judge([*waiting, state(3, "agree", 8, control=2)], []).first_ranks == [3], "it has not come to a decision"
+    assert judge([*waiting, state(3, "agree", 8, decisions=2)], []).first_ranks == [3], "it has not come to a decision"
     assert judge([state(0, "guard:sample", 8), state(1, "wait:sample", 8)], []).kind == "rank0_work"
     assert judge([state(0, "data", 8)], []).first_ranks == [0], "alone, there is no other to blame"
     victim, culprit = state(2, "backward", 7), state(3, "forward", 6)
     assert judge([*waiting[:2], victim, culprit], []).first_ranks == [3], "who is behind and waits is a victim, too"
     gpus = [
-        {**each, "open": 1, "reached": [5, place, phase]}
+        replace(each, open_collectives=1, reached=(5, place, phase))
         for each, place, phase in zip(waiting, (1, 1, 0), "bbf", strict=True)
     ]
     assert judge(gpus, []).first_ranks == [2], "its GPU has not come to backward"
-    moving = state(1, "forward", 8, age_s=0.1)
+    moving = state(1, "forward", 8, idle_s=0.1)
     assert judge([state(0, "wait:sample", 8), moving], []).first_ranks is None, "a rank that moves is not to blame"
 
 
 def test_a_straggler_is_told_by_its_own_phases_only() -> None:
-    before = [state(rank, "data", 0, phase_s={"data": 0.0, "backward": 0.0}) for rank in range(3)]
+    before = [state(rank, "data", 0, phase_seconds={"data": 0.0, "backward": 0.0}) for rank in range(3)]
     spent = [{"data": 1.0, "backward": 9.0}, {"data": 1.1, "backward": 9.0}, {"data": 9.0, "backward": 1.0}]
-    lines = stragglers(before, [state(rank, "data", 0, phase_s=spent[rank]) for rank in range(3)])
+    lines = stragglers(before, [state(rank, "data", 0, phase_seconds=spent[rank]) for rank in range(3)])
     assert len(lines) == 1
     assert "rank 2 (n1)" in lines[0]
     assert "in data" in lines[0]

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch.distributed as dist
 
 from .clocks import Clocks
+from .rank_state import RankState
 
 PART = 256  # keys of one request
 
@@ -72,31 +71,25 @@ class Beats:
         return [rank for rank in self._ranks if now - self._seen[rank][1] > self._silent_s]
 
 
-def states(store: dist.Store, ranks: Iterable[int]) -> list[dict[str, Any]]:
+def states(store: dist.Store, ranks: Iterable[int]) -> list[RankState]:
     """The last state of those `ranks` that have published one."""
-    return [json.loads(text) for text in values(store, [f"state/{rank}" for rank in ranks]) if text]
+    return [RankState.from_json(text) for text in values(store, [f"state/{rank}" for rank in ranks]) if text]
 
 
 def answers(
     store: dist.Store, number: int, hosts: Sequence[str], wait_s: float, pause_s: float, dead: Sequence[int] = ()
-) -> tuple[list[dict[str, Any]], list[int]]:
+) -> tuple[list[RankState], list[int]]:
     """The states of all ranks after the news `number`, or their last ones, and the ranks that have not answered.
 
     Nobody waits for those that are known to be `dead`.
     """
-    deadline, silent, known = time.monotonic() + wait_s, list(range(len(hosts))), dict[int, dict[str, Any]]()
+    deadline, silent, known = time.monotonic() + wait_s, list(range(len(hosts))), dict[int, RankState]()
     while not set(silent) <= set(dead) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        known |= {state["rank"]: state for state in states(store, silent)}
-        silent = [rank for rank in silent if rank not in known or known[rank]["news"] < number]
-    return [known.get(rank) or _blank(rank, host) for rank, host in enumerate(hosts)], silent
-
-
-def _blank(rank: int, host: str) -> dict[str, Any]:
-    """The state of a rank that has never published one."""
-    counts = dict.fromkeys(("step", "age_s", "collectives", "control", "open", "asked"), 0)
-    texts = {"phase": "init", "note": "no heartbeat yet", "waits": "", "recent": [], "phase_s": {}}
-    return {"rank": rank, "host": host, **texts, **counts}
+        known |= {state.rank: state for state in states(store, silent)}
+        silent = [rank for rank in silent if rank not in known or known[rank].news < number]
+    unheard = (RankState(rank, host, note="no heartbeat yet") for rank, host in enumerate(hosts))
+    return [known.get(state.rank, state) for state in unheard], silent
 
 
 def post(store: dist.Store, text: str) -> int:

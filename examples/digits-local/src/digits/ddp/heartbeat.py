@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from . import faults, gradients, marks
 from .ledger import ledger
 from .lines import of_error, of_thread, standing
 from .pace import Pace
+from .rank_state import RankState
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
 WAITING = ("backward", "agree", "wait:", "shutdown")
@@ -194,44 +194,48 @@ def lose(error: BaseException) -> None:
     beat.lost = (call or "a call that lost its peers", where)
 
 
-def snapshot(rank: int, host: str) -> dict[str, Any]:
-    """The state as plain data: what is published, logged and judged."""
-    waits, at = stand()
+def snapshot(rank: int, host: str) -> RankState:
+    """The state of this rank: what is published, logged and judged."""
+    waits_in, at = stand()
     with beat.lock:
-        return {
-            "rank": rank,
-            "host": host,
-            "phase": beat.phase,
-            "epoch": beat.epoch,
-            "step": beat.step,
-            "note": beat.note,
-            "progress": beat.progress,
-            "moves": beat.progress - beat.entered,  # in this phase, which it has been in for `here_s`
-            "here_s": round(time.monotonic() - beat.entered_at, 2),
-            "age_s": round(time.monotonic() - beat.progress_at, 2),
-            "collectives": collectives_issued(),
-            "control": ledger.decisions,
-            "open": collectives_open(),
-            "waits": waits,
-            "lost": beat.lost is not None,
-            "at": at,
-            "group": ledger.last[1] if waits and at == ledger.last[0] else "",
-            "asked": ledger.count,
-            "phase_s": {name: round(total, 3) for name, total in beat.seconds.items()},
-        }
+        return RankState(
+            rank=rank,
+            host=host,
+            phase=beat.phase,
+            epoch=beat.epoch,
+            step=beat.step,
+            note=beat.note,
+            progress=beat.progress,
+            phase_progress=beat.progress - beat.entered,
+            in_phase_s=round(time.monotonic() - beat.entered_at, 2),
+            idle_s=round(time.monotonic() - beat.progress_at, 2),
+            collectives=collectives_issued(),
+            decisions=ledger.decisions,
+            open_collectives=collectives_open(),
+            waits_in=waits_in,
+            lost_peers=beat.lost is not None,
+            line=at,
+            group=ledger.last[1] if waits_in and at == ledger.last[0] else "",
+            python_collectives=ledger.count,
+            phase_seconds={name: round(total, 3) for name, total in beat.seconds.items()},
+        )
 
 
-def details() -> dict[str, Any]:
-    """What a diagnosis wants to know beside the snapshot: it takes longer, and is asked for only then."""
-    missing = gradients.without_gradient() if beat.phase != "backward" else []
-    asked = {"recent": list(ledger.recent), "unfinished": collectives_unfinished()}
-    return {**asked, "missing": missing[:NAMES], "reached": marks.reached()}
+def detailed(state: RankState) -> RankState:
+    """The state with what a diagnosis wants to know beside: it takes longer, and is asked for only then."""
+    return replace(
+        state,
+        recent=tuple(ledger.recent),
+        unfinished=tuple(collectives_unfinished()),
+        without_gradient=tuple(gradients.without_gradient()[:NAMES]) if beat.phase != "backward" else (),
+        reached=marks.reached(),
+    )
 
 
-def line(state: dict[str, Any]) -> str:
+def line(state: RankState) -> str:
     """One heartbeat line, the same for every rank, so that `grep` and `sort` work on them."""
-    note = f" note={state['note']!r}" if state["note"] else ""
+    note = f" note={state.note!r}" if state.note else ""
     return (
-        f"heartbeat rank={state['rank']} host={state['host']} phase={state['phase']} epoch={state['epoch']} "
-        f"step={state['step']} collectives={state['collectives']} idle_s={state['age_s']:.1f}{note}"
+        f"heartbeat rank={state.rank} host={state.host} phase={state.phase} epoch={state.epoch} "
+        f"step={state.step} collectives={state.collectives} idle_s={state.idle_s:.1f}{note}"
     )

@@ -13,7 +13,7 @@ import time
 import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ from .heartbeat import beat, snapshot
 from .kinds import Verdict
 from .ledger import last_entry
 from .logs import say_last, silence_console
+from .rank_state import RankState
 from .setup import Dist
 from .siblings import Siblings
 
@@ -79,7 +80,7 @@ def write_heartbeat(joined: Dist, run_dir: Path) -> None:
     path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
     try:
         aside = path.with_suffix(".new")  # the report may read it at this moment
-        aside.write_text(json.dumps(snapshot(joined.rank, joined.place.host)))
+        aside.write_text(snapshot(joined.rank, joined.place.host).to_json())
         os.replace(aside, path)
     except OSError as error:
         log.warning("heartbeat not written: %s", error)
@@ -122,15 +123,16 @@ def last_words(run_dir: Path, rank: int) -> str:
     return text.rpartition("=== attempt ")[2].partition("\n")[2][-8000:]
 
 
-def add_last_entry(state: dict[str, Any], run_dir: Path) -> None:
+def with_last_entry(state: RankState, run_dir: Path) -> RankState:
     """Where a rank was that did not live to tell, and its last collective, from the file that it has kept."""
-    entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state['rank']}.json")
-    if kept.get("pid") != state.get("pid"):  # the last attempt has left it
-        return
-    state |= kept
-    recent = state.get("recent", ())
-    if entry and entry[0] > (recent[-1][0] if recent else 0):
-        state["asked"], state["recent"] = entry[0], [*recent, entry]
+    entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state.rank}.json")
+    if kept.get("pid") != state.pid:  # the last attempt has left it
+        return state
+    missing = tuple(kept["missing"])
+    state = replace(state, phase=kept["phase"], step=kept["step"], without_gradient=missing)
+    if entry and entry[0] > (state.recent[-1][0] if state.recent else 0):
+        state = replace(state, python_collectives=entry[0], recent=(*state.recent, entry))
+    return state
 
 
 def main_stack() -> str:

@@ -8,23 +8,25 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import torch.distributed as dist
 
 from .board import Beats, answers, beat_interval, post, send_beat
 from .clocks import seconds
-from .ending import add_last_entry, end, last_words, write_heartbeat
+from .ending import end, last_words, with_last_entry, write_heartbeat
 from .errors import STALLED
 from .exits import tell_exits
-from .heartbeat import beat, details, line, snapshot
+from .heartbeat import beat, detailed, line, snapshot
 from .kinds import KINDS, Verdict
+from .rank_state import RankState
 from .setup import Dist, connect_store
 from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .stragglers import compare_ranks, tell
 from .verdict import Judge, judge
-from .whereabouts import State, waits
+from .whereabouts import waits
 
 log = logging.getLogger("ddp")
 WEEK_S = 7 * 86400.0  # a wait that nothing but news ends; poll(2) takes at most 24 days
@@ -61,7 +63,7 @@ class Monitor:
         self._spoke = self._compared = time.monotonic()
         self._answer_by = float("inf")  # until when the request under way must be answered
         self._stopping, self._failing = threading.Event(), threading.Event()
-        self._gone, self._previous = 0, list[State]()  # ranks not to wait for; states at the last comparison
+        self._gone, self._previous = 0, list[RankState]()  # ranks not to wait for; states at the last comparison
         self._patient_until = 0.0  # a rank that others wait for moves on: so long nobody asks again
         works = [self._watch, self._guard, *([self._listen] if size > 1 else [])]
         self._threads = [threading.Thread(target=work, name=f"monitor{work.__name__}", daemon=True) for work in works]
@@ -114,7 +116,7 @@ class Monitor:
         found, silent = answers(self._store, number, self._joined.hosts, wait_s, wait_s / 15, self._siblings.dead())
         self._gone = len(silent)
         for rank in silent[:16]:
-            add_last_entry(found[rank], self._run_dir)
+            found[rank] = with_last_entry(found[rank], self._run_dir)
         return judge(found, silent, {rank: last_words(self._run_dir, rank) for rank in silent[:16]})
 
     def _watch(self) -> None:
@@ -214,12 +216,12 @@ class Monitor:
 
     def _publish(self, store: dist.Store, news: int | None = None) -> None:
         news = self._heard if news is None else news  # an answer must stand until the one who asked has seen it
-        state = {**self._state(), "pid": os.getpid(), "news": news, "ended": self._siblings.endings()}
+        state = replace(self._state(), pid=os.getpid(), news=news, ended=self._siblings.endings())
         if news:  # a diagnosis wants more than the regular look
-            state |= details()
-        store.set(f"state/{self._rank}", json.dumps(state))
+            state = detailed(state)
+        store.set(f"state/{self._rank}", state.to_json())
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> RankState:
         return snapshot(self._rank, self._joined.place.host)
 
     def _speak(self) -> None:

@@ -47,10 +47,10 @@ class Siblings:
         """The ranks whose process was there and is no more. Asks the store for those that are not known yet."""
         if self._unknown:
             for state in states(self._store, self._unknown):
-                self._unknown.remove(state["rank"])
-                if parent_of(state["pid"]) == os.getppid():
-                    self._pids[state["rank"]] = state["pid"]
-                    self._watch(state["rank"], state["pid"])
+                self._unknown.remove(state.rank)
+                if parent_of(state.pid) == os.getppid():
+                    self._pids[state.rank] = state.pid
+                    self._watch(state.rank, state.pid)
         return list(self.endings())
 
     def endings(self) -> dict[int, str]:
@@ -83,8 +83,8 @@ class Siblings:
     def kill(self, ranks: Iterable[int]) -> None:
         """End suspended ranks: they would hold up the launcher (torchrun waits 30 s for them)."""
         for state in states(self._store, ranks):
-            if state["host"] == self._host and parent_of(state["pid"]) == os.getppid():
-                os.kill(state["pid"], signal.SIGKILL)
+            if state.host == self._host and parent_of(state.pid) == os.getppid():
+                os.kill(state.pid, signal.SIGKILL)
 
 
 def parent_of(pid: int) -> int | None:

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from .lines import of_frame, owner, standing
+from .rank_state import Entry
 
-Entry = tuple[int, str, str]  # number from 1 on, "all_reduce float32[3]", "utils.py:12 < train.py:88"
 LINE = 1000  # bytes of each of the two things that are kept
 
 # Method of ProcessGroup -> which argument has a shape that all ranks must share. None: the arguments may differ.

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import outcome
 from .chart import line_chart
+from .rank_state import RankState
 
 log = logging.getLogger("ddp")
 MARKS = {
@@ -62,7 +63,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
         parts += [f"{newest.stem}, {len(pictures)} pictures in samples/"]
     ranks = next((event["world_size"] for event in reversed(events) if event["event"] == "start"), 0)
     beats = [run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(ranks)]
-    states = [json.loads(path.read_text()) for path in beats if path.exists()]
+    states = [RankState.from_json(path.read_text()) for path in beats if path.exists()]
     if states:
         parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
     slow = _slow(run_dir / "slow.jsonl")
@@ -98,13 +99,13 @@ def _metric_table(metrics: list[dict[str, Any]]) -> str:
     return _table(["metric", "last value", "at step"], rows)
 
 
-def _rank_table(states: list[dict[str, Any]]) -> str:
-    longest = max(sum(state["phase_s"].values()) for state in states)
-    names = sorted({name for state in states for name, spent in state["phase_s"].items() if spent >= longest / 100})
+def _rank_table(states: list[RankState]) -> str:
+    longest = max(sum(state.phase_seconds.values()) for state in states)
+    names = sorted({name for state in states for name, spent in state.phase_seconds.items() if spent >= longest / 100})
     rows = [
-        [str(state["rank"]), state["host"], str(state["step"]), state["phase"]]
-        + [f"{state['phase_s'].get(name, 0.0):.1f}" for name in names]
-        for state in sorted(states, key=lambda state: int(state["rank"]))
+        [str(state.rank), state.host, str(state.step), state.phase]
+        + [f"{state.phase_seconds.get(name, 0.0):.1f}" for name in names]
+        for state in sorted(states, key=lambda state: state.rank)
     ]
     return _table(["rank", "host", "step", "last phase", *names], rows)
 

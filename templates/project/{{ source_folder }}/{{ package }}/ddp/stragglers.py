@@ -12,14 +12,14 @@ import torch.distributed as dist
 from . import report
 from .board import states
 from .heartbeat import WAITING, beat
-from .whereabouts import State
+from .rank_state import RankState
 
 log = logging.getLogger("ddp")
 
 
-def compare_ranks(store: dist.Store, world_size: int, before: Sequence[State]) -> tuple[list[str], list[State]]:
+def compare_ranks(store: dist.Store, world_size: int, before: Sequence[RankState]) -> tuple[list[str], list[RankState]]:
     """Lines about stragglers since `before`, and the states of now for the next time."""
-    now: list[State] = list(states(store, range(world_size)))
+    now = states(store, range(world_size))
     return (stragglers(before, now) if len(before) == len(now) > 1 else []), now
 
 
@@ -31,21 +31,21 @@ def tell(run_dir: Path, rank: int, texts: Sequence[str]) -> None:
         report.note_slow(run_dir, beat.step, texts)
 
 
-def stragglers(before: Sequence[State], after: Sequence[State], factor: float = 2.0) -> list[str]:
+def stragglers(before: Sequence[RankState], after: Sequence[RankState], factor: float = 2.0) -> list[str]:
     """Lines about ranks that spent `factor` times the others' median in a phase between two rounds of heartbeats.
 
     Phases in which a rank waits for others are left out: there the innocent ranks are the slow ones. So is rank-0
     work, of which the others have none.
     """
     lines = []
-    names = {name for state in after for name in state["phase_s"] if not name.startswith((*WAITING, "guard:"))}
+    names = {name for state in after for name in state.phase_seconds if not name.startswith((*WAITING, "guard:"))}
     for name in sorted(names):
-        totals = [[state["phase_s"].get(name, 0.0) for state in states] for states in (before, after)]
+        totals = [[state.phase_seconds.get(name, 0.0) for state in states] for states in (before, after)]
         spent = [new - old for old, new in zip(*totals, strict=True)]
         # Without the longest: for every rank above the median that is the median of the others, sorted once for all.
         usual = statistics.median(sorted(spent)[:-1])
         for state, seconds in zip(after, spent, strict=True):
             if seconds > factor * usual and seconds > 1.0:
-                who = f"rank {state['rank']} ({state['host']})"
+                who = f"rank {state.rank} ({state.host})"
                 lines.append(f"straggler: {who} spent {seconds:.1f} s in {name}, the others {usual:.1f} s (median)")
     return lines

@@ -292,7 +292,7 @@ def _victims(states: Sequence[RankState], ranks: Sequence[int]) -> str:
     return f". Victims, which wait for it: {', '.join(texts)}{more}" if waiting else ""
 
 
-# In the order of docs/how-it-works.md, "Who is to blame": what is certain comes before what is only likely.
+# From 2 on in docs/how-it-works.md, "Heartbeat, monitor, verdict": what is certain comes before what is only likely.
 RULES: Sequence[Callable[[Sequence[RankState]], Verdict | None]] = (
     _rank0_work,
     _without_gradient,

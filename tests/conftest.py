@@ -23,6 +23,8 @@ def pytest_configure() -> None:
     """Keep the user's git, copier and editor settings out. Before collection: plumbum copies the environment once."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: children inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup: a handler is not inherited, being ignored is
+        signal.signal(signal.SIGHUP, lambda *_: None)
     home = Path(_isolated.name)
     (home / ".gitconfig").write_text("[user]\n\tname = Test\n\temail = test@example.invalid\n")
     (home / "copier-settings.yml").write_text("{}\n")

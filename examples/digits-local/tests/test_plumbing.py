@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from digits.ddp import env, faults, guard
+from digits.ddp import env, faults, guard, outcome, report
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.metrics import clip_gradients, gradient_norm, step_if_finite
@@ -147,6 +147,22 @@ def state(rank: int, phase: str, collectives: int, **other: Any) -> RankState:
     return RankState(rank, f"n{rank // 2}", phase, collectives=collectives, **given | other)
 
 
+def test_a_state_arrives_as_it_was_sent() -> None:
+    sent = RankState(1, "n0", "forward", step=3, idle_s=0.5, phase_seconds={"data": 1.0}, lost_peers=True)
+    asked = replace(sent, recent=((7, "all_reduce", "a.py:1"),), unfinished=((7, "nccl:all_reduce", "started"),))
+    asked = replace(asked, without_gradient=("head.bias",), reached=(3, 1, "forward"), pid=9, news=2, ended={2: ""})
+    assert [RankState.from_json(each.to_json()) for each in (sent, asked)] == [sent, asked]
+    later = sent.to_json().replace("{", '{"added_later": 1, ', 1)
+    assert RankState.from_json(later) == sent, "what another release adds is left out"
+
+
+def test_a_heartbeat_that_cannot_be_read_costs_the_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outcome.begin(tmp_path, 0, 1)
+    (tmp_path / "heartbeats/rank0.json").write_text("{}")
+    report.write(tmp_path)
+    assert "report.md not written" in caplog.text
+
+
 def test_gpus_that_are_named_and_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -211,6 +227,12 @@ def test_the_waiting_ranks_are_not_blamed() -> None:
     assert judge([state(0, "data", 8)], []).first_ranks == [0], "alone, there is no other to blame"
     victim, culprit = state(2, "backward", 7), state(3, "forward", 6)
     assert judge([*waiting[:2], victim, culprit], []).first_ranks == [3], "who is behind and waits is a victim, too"
+    busy = [state(0, "backward", 8), state(1, "forward", 8), state(2, "forward", 7)]
+    assert judge(busy, []).first_ranks == [2], "of two that wait for nobody, the one that is behind"
+    past = state(1, "agree", 8, without_gradient=("head.bias",))
+    found = judge([state(0, "backward", 8), past], [])
+    assert (found.kind, found.first_ranks) == ("divergent_control_flow", [1])
+    assert "without a gradient for head.bias" in found.reason
     gpus = [
         replace(each, open_collectives=1, reached=(5, place, phase))
         for each, place, phase in zip(waiting, (1, 1, 0), "bbf", strict=True)

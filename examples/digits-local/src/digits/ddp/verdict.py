@@ -238,7 +238,7 @@ def explain(states: Sequence[RankState], _silent: Sequence[int], _traces: Mappin
     reason = f"ranks have made different numbers of steps ({counts}): sums are wrong or calls hang"
     odd = minority(steps)
     first = states[(odd or [0])[0]]
-    advice = "look for an `if` on rank-local data around a collective or a forward"
+    advice = KINDS["divergent_control_flow"].advice
     return Verdict(FAILED, "divergent_control_flow", reason, odd, first.phase, first.step, advice)
 
 

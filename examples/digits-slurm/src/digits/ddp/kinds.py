@@ -15,14 +15,14 @@ class Kind:
 
     Args:
         meanings: exit code -> what has happened when a run ends with this kind and that code.
-        advice: what to do, where whoever finds it knows nothing better.
-        again: whether the launch scripts start the run again after 70 or 75: not where a person wants the end, nor
+        advice: what to do, where whoever finds it knows nothing better. None with 78: a ConfigError brings its own.
+        restart: whether the launch scripts start the run again after 70 or 75: not where a person wants the end, nor
             where ranks would part at the same place again.
     """
 
     meanings: Mapping[int, str]
     advice: str = ""
-    again: bool = True
+    restart: bool = True
 
 
 def _either(text: str) -> dict[int, str]:
@@ -30,10 +30,9 @@ def _either(text: str) -> dict[int, str]:
     return {FAILED: text, STALLED: text}
 
 
-SMALLER = "use a smaller batch or activation checkpointing"
 RANK_LOCAL = "look for an `if` on rank-local data around a collective or a forward"
 KINDS: dict[KindName, Kind] = {
-    "benign": Kind({DONE: "`train.steps` reached", STOPPED: "a stop file: a person wanted the end"}, again=False),
+    "benign": Kind({DONE: "`train.steps` reached", STOPPED: "a stop file: a person wanted the end"}, restart=False),
     "preempted": Kind({STOPPED: "a signal"}),
     "time_limit": Kind({STOPPED: "the allocation ends within `preempt.before_end_s`"}),
     "rank_exception": Kind(
@@ -42,7 +41,7 @@ KINDS: dict[KindName, Kind] = {
             CONFIG: "a parameter gets no gradient on any rank, noticed before step 1",
         }
     ),
-    "cuda_oom": Kind({FAILED: "a GPU ran out of memory"}, SMALLER),
+    "cuda_oom": Kind({FAILED: "a GPU ran out of memory"}, "use a smaller batch or activation checkpointing"),
     "nonfinite_loss": Kind(
         {FAILED: "more than `train.max_nonfinite` steps had a NaN or infinite gradient"},
         "lower the learning rate, clip gradients, or look at the data of that step",
@@ -50,7 +49,7 @@ KINDS: dict[KindName, Kind] = {
     "mismatched_collectives": Kind(
         _either("a collective was not the same on all ranks: operation, type or shape"),
         "make every rank issue the same collectives in the same order, with equal shapes and types",
-        again=False,
+        restart=False,
     ),
     "divergent_control_flow": Kind(
         _either(
@@ -58,7 +57,7 @@ KINDS: dict[KindName, Kind] = {
             "rank"
         ),
         RANK_LOCAL,
-        again=False,
+        restart=False,
     ),
     "divergent_weights": Kind(
         {FAILED: "the ranks train different models: their weights or optimiser states are no longer equal"}, RANK_LOCAL
@@ -126,7 +125,7 @@ KINDS: dict[KindName, Kind] = {
         "compare the stacks of all ranks in stacks/",
     ),
     "device_mapping": Kind({CONFIG: "two ranks have one GPU"}),
-    "port_in_use": Kind({CONFIG: "another program listens at `MASTER_PORT`"}, "choose another MASTER_PORT"),
+    "port_in_use": Kind({CONFIG: "another program listens at `MASTER_PORT`"}),
     "launcher_misconfig": Kind({CONFIG: "a setting, variable or launcher is wrong"}),
     "uneven_inputs": Kind({CONFIG: "ranks see different numbers of samples, or one of them none"}),
     "ranks_differ": Kind(
@@ -153,5 +152,5 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of outcome.json. `restart` is what the launch scripts go by."""
-        restart = self.exit_code in (STALLED, STOPPED) and KINDS[self.kind].again
+        restart = self.exit_code in (STALLED, STOPPED) and KINDS[self.kind].restart
         return {"outcome": OUTCOMES.get(self.exit_code, OUTCOMES[FAILED]), "restart": restart, **asdict(self)}

@@ -31,7 +31,7 @@ def write(run_dir: Path) -> None:
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
         text = "\n\n".join(_sections(run_dir, metrics)) + "\n"
         (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
 
 

@@ -79,17 +79,21 @@ def update(
     from .._git import require_git
     from ..template import open_template
     from ..updating import trial
+    from ..updating.lock import only_update
     from ..updating.plan import begin, plan, require_project
     from ..updating.recorded import Refused
     from ..updating.report import finish, tell
-    from ..updating.repository import tree_of
+    from ..updating.repository import git_directory, tree_of
 
     require_git()
     project = directory.expanduser().absolute()
     require_project(project)
     with ExitStack() as held:
+        lock = held.enter_context(only_update(git_directory(project)))
         clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run)
         committed = tree_of(project)
+        if dry_run:  # what follows reads what is committed, which nobody changes
+            held.close()
         scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-")))
         with open_template(template, clusters[0].source) as source:
             steps, result = plan(project, clusters, given, source, scratch, to, cluster, add)
@@ -105,7 +109,7 @@ def update(
             ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
-            _write(ctx.obj, project, outcome, result, test, as_json)
+            _write(ctx.obj, project, outcome, result, test, as_json, lock)
         finish(result, as_json)
     if result["conflicts"]:
         raise typer.Exit(CONFLICTS)
@@ -118,6 +122,7 @@ def _write(
     result: dict[str, Any],
     test: bool,
     as_json: bool,
+    lock: int | None,
 ) -> None:
     """Bring the outcome into the project; with `test`, only if its tests pass."""
     from ..updating.project_tests import run_tests
@@ -125,7 +130,7 @@ def _write(
     from ..updating.repository import top_of
     from ..updating.undo import take_back
 
-    written = put(project, outcome)
+    written = put(project, outcome, lock)
     result["applied"] = True
     session.written = project
     if test and result["conflicts"]:

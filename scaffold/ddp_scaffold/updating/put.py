@@ -15,6 +15,7 @@ from .._errors import ScaffoldError
 from .._git import clean_environment, complaint, git, git_bytes, run_git, says_full
 from .recorded import Refused
 from .repository import git_directory, top_of, tree_of
+from .space import shortage
 from .trial import Outcome
 from .undo import NOTE, Written, take_back, write_note
 
@@ -33,6 +34,8 @@ def put(project: Path, outcome: Outcome, lock: int | None) -> Written:
     head = git("rev-parse", "HEAD", cwd=top).strip()
     folder = git_directory(top)
     _require_as_it_was(project, folder, outcome)
+    if short := shortage(folder, outcome):
+        raise Refused(short, "Nothing was changed. Make room, and run it again.")
     _bring_objects(top, outcome)
     tree = _whole_tree(top, prefix, head, git("rev-parse", f"{outcome.after}^{{tree}}", cwd=outcome.repository).strip())
     note, stages, said = folder / NOTE, outcome.repository.parent / "stages", outcome.repository.parent / "said"
@@ -61,6 +64,9 @@ def put(project: Path, outcome: Outcome, lock: int | None) -> Written:
         if code < 0 or code > 128:  # killed: the lock is its own, and nobody else's
             (folder / "index.lock").unlink(missing_ok=True)
         why = complaint(said.read_text(errors="replace")) or f"exit code {code}"
+        if not says_full(why):  # of a file that it cannot write, git does not say why
+            short = shortage(folder, outcome)
+            why += f" ({short})" if short else ""
         _give_up(top, written, note, why)
     return written
 

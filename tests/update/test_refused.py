@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,33 @@ def test_no_project(two, tmp_path):
 def test_no_repository(two, project):
     __import__("shutil").rmtree(project / ".git")
     refused(update(two, project), "not in a git repository", "git init")
+
+
+def test_a_repository_of_another_owner(two, project):
+    """As in a group's shared directory: git's own words, and its hint, which works."""
+    if os.getuid() == 0:
+        for path in (project, project / ".git"):
+            os.chown(path, 12345, 12345)
+        theirs = {}
+    else:
+        theirs = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
+    done = update(two, project, **theirs)
+    refused(done, "detected dubious ownership", f"git config --global --add safe.directory {project}")
+    assert "git init" not in done.stderr
+    assert not (project / "tests" / "added.py").exists()
+    if os.getuid() == 0:
+        trusted = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": str(project)}
+        assert update(two, project, **trusted).returncode == 0
+
+
+def test_a_repository_that_git_cannot_read(two, project):
+    git(project, "config", "core.repositoryFormatVersion", "9")
+    refused(update(two, project), "Expected git repo version <= 1, found 9")
+
+
+def test_gits_words_do_not_depend_on_the_language(two, project):
+    __import__("shutil").rmtree(project / ".git")
+    refused(update(two, project, LC_ALL="de_DE.UTF-8", LANGUAGE="de"), "not in a git repository", "git init")
 
 
 def test_no_commit(two, project):
@@ -75,6 +104,16 @@ def test_answers_without_a_source(two, project, line):
     answers.write_text("".join(one for one in answers.read_text().splitlines(True) if not one.startswith(line)))
     commit(project)
     refused(update(two, project), f"has no {line}")
+
+
+def test_answers_with_a_tag_of_python(two, project):
+    answers = project / ".copier-answers.yml"
+    answers.write_text(re.sub(r" Checked by that command: \w+", "", answers.read_text()))
+    change(answers, "project_name: demo", "project_name: !!python/name:os.system demo")
+    commit(project)
+    done = update(two, project)
+    refused(done, ".copier-answers.yml:", "python/name:os.system")
+    assert "bug" not in done.stderr
 
 
 def test_answers_that_are_no_yaml(two, project):
@@ -125,7 +164,7 @@ def test_to(two, project):
     ("pair", "words"),
     [
         ("model=diffusion", "Make a new project with --model"),
-        ("package=other", "updates need the recorded name"),
+        ("package=other", "the next update records the new name"),
         ("collective_timeout_s=600", "configs/train.yaml"),
         ("tracker=wandb", "log.tracker"),
         ("max_restart=1", "Did you mean max_restarts?"),

@@ -303,6 +303,25 @@ def test_the_projects_own_tests_decide(two, project, test):
         assert state(project) == before
 
 
+@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+def test_a_project_without_tests(two, project, left):
+    git(project, "rm", "-r", "--quiet", "tests")
+    if left == "an empty folder":
+        (project / "tests").mkdir()
+        (project / "tests" / "conftest.py").write_text("")
+    commit(project)
+    environment = {"VENV": str(Path(sys.executable).parents[1])}
+    shown = update(two, project, "--test", "--json", **environment)
+    assert shown.returncode == 0, shown.stdout
+    assert json.loads(shown.stdout)["test"] == "skipped"
+    git(project, "reset", "--quiet", "--hard")
+    done = update(two, project, "--test", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "\n\nThe project's tests: skipped, there are none.\n" in done.stdout
+    assert "\\n" not in done.stdout
+    assert "# The fix of 98.1.0." in guard(project).read_text()
+
+
 @pytest.mark.parametrize("answer", ["n", "y", "\x03"])
 def test_on_a_terminal_it_asks_after_the_report(two, project, answer):
     import pexpect

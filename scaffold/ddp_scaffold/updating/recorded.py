@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ MAIN = ".copier-answers.yml"
 class Refused(ScaffoldError):
     """An update that is not begun, or taken back: the project is as it was."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message, hint, REFUSED)
+    def __init__(self, message: str, hint: str, result: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, hint, REFUSED, result)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Recorded:
     source: str  # of the template, `_src_path`
     commit: str  # of the template: a release tag, or a commit that was no release
     answers: dict[str, Given]
+    renamed: Mapping[str, Given] = field(default_factory=dict)  # answers that a renamed package has changed since
 
     @property
     def folder(self) -> str:
@@ -81,6 +82,14 @@ def _read(path: Path) -> Recorded:
         )
     if not re.fullmatch(r"v?\d+(\.\d+)*.*|[0-9a-f]{7,64}|.+-g[0-9a-f]{7,64}", commit):
         raise Refused(f"{path}: _commit is {commit!r}, no release", "Put back what it was: git log -p shows that.")
+    try:
+        yaml.safe_load(path.read_text(encoding="utf-8"))  # as copier reads it
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise Refused(
+            f"{where}: {getattr(error, 'problem', None) or error}", "Put back the last good version of it."
+        ) from error
     return Recorded(path.name, source, commit, given)
 
 

@@ -51,12 +51,16 @@ def answers_for_update(
     try:
         # An answer that was recorded may be one that this release does not ask for: only those given now must count.
         data = check(kept | dict(given), questions)
+        if "preset" in given or own_preset.ANSWER in given:
+            now = kept | dict(given)
+            own_preset.check_recorded(now["preset"].text, data.get(own_preset.ANSWER), now)
         rendered = answer(
             template, scratch / "answers", questions, data, {}, given, render=False, answers_file=recorded.name
         )
         refuse_skipped(given, rendered)
     except UsageError as error:
-        raise Refused(error.message, error.hint) from error
+        settled = f"It was settled when the project was made: stay at {recorded.commit}, or make a new project."
+        raise Refused(error.message, settled if error.question in SETTLED else error.hint) from error
     return rendered, [name for name in rendered.answers if name not in recorded.answers and name not in given]
 
 

@@ -66,7 +66,8 @@ def open_template(override: str | None, recorded: str | None = None) -> Iterator
             template = _override(override, Path(scratch)) if override else _own(Path(scratch))
         # The cache is private: what a redirected URL leads to must not enter the mirrors that plain copier keeps.
         # Copier records what `git describe` says: of no tag, a hash, and all of it. Hooks are for the user's own work.
-        settings = {"core.abbrev": "40", "core.hooksPath": os.devnull}
+        # Nor does a monitor of files take part: a template's own configuration would name a program of its choice.
+        settings = {"core.abbrev": "40", "core.hooksPath": os.devnull, "core.fsmonitor": "false"}
         if ":" in template.source:
             settings[f"url.{template.repository}.insteadOf"] = _address(template.source)
         with environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **git_settings(settings)}):

@@ -9,8 +9,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from .._errors import UsageError
+from .._errors import ScaffoldError, UsageError
 from .._git import enclosing_work_tree, git, run_git
+from ..harmless import require_harmless
 from ..questions import from_options
 from ..summary import needs
 from ..template import Template
@@ -82,6 +83,11 @@ def plan(
 
     main = clusters[0]
     target = choose(source, [recorded.commit for recorded in clusters], main.commit if add else to)
+    try:
+        for ref in {target, *(recorded.commit for recorded in clusters)}:
+            require_harmless(replace(source, ref=ref))
+    except ScaffoldError as error:
+        raise Refused(error.message, error.hint) from error
     template = replace(source, ref=target)
     result: dict[str, Any] = {
         "version": 1,

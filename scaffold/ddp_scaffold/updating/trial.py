@@ -17,6 +17,7 @@ from typing import Any
 
 from .._errors import ScaffoldError
 from .._git import complaint, git, git_bytes
+from ..harmless import NOT_RENDERED
 from ..redirect import environment, git_settings
 from ..render import copier_settings
 from ..template import Template
@@ -59,6 +60,7 @@ def run(head: Path, tree: str, template: Template, steps: Iterable[Step], scratc
     repository = scratch / "project"
     with _plain_git():
         before = _check_out(head, tree, repository)
+        _require_no_link_into_git(repository)
         windows = _to_unix_lines(repository)
         unmerged = ""
         for step in steps:
@@ -125,6 +127,15 @@ def _check_out(head: Path, tree: str, repository: Path) -> str:
     return commit
 
 
+def _require_no_link_into_git(repository: Path) -> None:
+    """Raise Refused if a file of the project could be written through a link into git's directory."""
+    for entry in git("ls-files", "--stage", "-z", cwd=repository).split("\0")[:-1]:
+        facts, path = entry.split("\t", 1)
+        target = os.path.realpath(repository / path) if facts.startswith("120000") else ""
+        if ".git" in target.lower().split(os.sep):
+            raise Refused(f"{path} is a symbolic link into a .git directory", f"git rm {path}, and commit that.")
+
+
 def _commit(repository: Path, message: str) -> str:
     """Commit whatever is there: all of it is the user's, or the template's."""
     git("add", "--all", "--force", cwd=repository)
@@ -151,6 +162,7 @@ def _take(step: Step, repository: Path, template: Template) -> None:
                 answers_file=step.answers_file,
                 settings=copier_settings(),
                 vcs_ref=step.ref,
+                exclude=NOT_RENDERED,
                 defaults=True,
                 overwrite=True,
                 quiet=True,
@@ -179,6 +191,7 @@ def _copy(destination: Path, answers_file: str, data: Mapping[str, Any], templat
         answers_file=answers_file,
         settings=copier_settings(),
         vcs_ref=ref,
+        exclude=NOT_RENDERED,
         defaults=True,
         quiet=True,
         unsafe=False,

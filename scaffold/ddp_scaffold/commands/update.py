@@ -49,7 +49,12 @@ def update(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; implies -y.")] = False,
     template: Annotated[
         str | None,
-        typer.Option("--template", metavar="T", envvar="DDP_SCAFFOLD_TEMPLATE", help="Take the releases from here."),
+        typer.Option(
+            "--template",
+            metavar="T",
+            envvar="DDP_SCAFFOLD_TEMPLATE",
+            help="Take the releases from here. A project of a fork needs it.",
+        ),
     ] = None,
 ) -> None:
     """Bring a project to a newer release of the template, without losing an edit.
@@ -77,11 +82,14 @@ def update(
     from ..updating.put import put
     from ..updating.recorded import Refused
     from ..updating.report import finish, tell
+    from ..updating.source import require_trust
     from ..updating.undo import take_back
 
     require_git()
     project = directory.expanduser().absolute()
-    clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run)
+    ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+    clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run, template)
+    require_trust(clusters[0].source, template, ask)
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-") as name:
         scratch = Path(name)
         with open_template(template, clusters[0].source) as source:
@@ -112,7 +120,6 @@ def update(
                 f"Move what you need of it, then `git rm {lost[0]}`, commit, and run the update again.",
             )
         if not dry_run:
-            ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
             written = put(project, outcome)

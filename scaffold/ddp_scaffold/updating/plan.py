@@ -18,7 +18,8 @@ from ..template import Template
 from . import trial
 from .answers import answers_for_cluster, answers_for_update, refuse_settled
 from .changelog import gained, version
-from .recorded import MAIN, Recorded, Refused, edited_by_hand, file_of, read
+from .edits import refuse_edits
+from .recorded import MAIN, Recorded, Refused, file_of, read
 from .repository import dirty, under_way
 from .target import choose, name_of_cluster
 from .trial import Step
@@ -28,7 +29,7 @@ FIRST_WITH_CLUSTERS = Version("0.2.0")
 
 
 def begin(
-    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool
+    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool, override: str | None
 ) -> tuple[list[Recorded], dict[str, Any], list[str]]:
     """Return what the project recorded, what is given, and remarks. Raises Refused for what must be right before."""
 
@@ -51,13 +52,7 @@ def begin(
     for recorded in clusters:
         if run_git("ls-files", "--error-unmatch", "--", recorded.name, cwd=project).returncode:
             raise Refused(f"{recorded.name} is not committed", f"git add -f {recorded.name} && git commit.")
-        edits = edited_by_hand(project, recorded.name)
-        if edits is not None:
-            options = " ".join(f"--set {pair}" for pair in edits) or "--set KEY=VALUE"
-            raise Refused(
-                f"{recorded.name} was edited by hand, which reaches no other file",
-                f"Put it back as the template wrote it, commit, then: ddp-scaffold update {options}",
-            )
+        refuse_edits(project, recorded, override)
     ignored = git("ls-files", "-ci", "--exclude-standard", "-z", cwd=project).split("\0")[:-1]
     if ignored:
         notes.append(f"tracked although an ignore list matches: {', '.join(ignored[:5])}; merged like all others")

@@ -37,10 +37,11 @@ class ScaffoldError(Exception):
 
 
 class UsageError(ScaffoldError):
-    """The command line or an answer is wrong."""
+    """The command line or an answer is wrong; `question` is the one that the answer is to, where that is known."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(self, message: str, hint: str, question: str = "") -> None:
         super().__init__(message, hint, USAGE)
+        self.question = question
 
 
 @dataclass

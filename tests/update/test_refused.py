@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from update_helpers import change, commit, git, make, state, update
+from update_helpers import change, commit, git, make, record, state, update
 
 
 @pytest.fixture
@@ -132,21 +132,21 @@ def test_answers_that_are_not_committed(two, project):
 
 
 def test_a_project_ahead_of_this_installation(two, project):
-    change(project / ".copier-answers.yml", "_commit: v98.0.0", "_commit: v98.7.0")
+    record(project, "_commit", "v98.7.0")
     commit(project)
     refused(update(two, project), "the project is at v98.7.0", "pip install --upgrade")
 
 
 def test_a_project_of_an_unknown_commit(two, project):
-    change(project / ".copier-answers.yml", "_commit: v98.0.0", f"_commit: {'a' * 40}")
+    record(project, "_commit", "a" * 40)
     commit(project)
     refused(update(two, project), "none of the releases", "--template")
 
 
 def test_a_template_that_is_gone(two, project):
-    change(project / ".copier-answers.yml", "_src_path: ", "_src_path: /nowhere/at/all # ")
+    record(project, "_src_path", "/nowhere/at/all")
     commit(project)
-    done = update(two, project)
+    done = update(two, project, "--template", "/nowhere/at/all")
     assert done.returncode in (1, 3)
     assert "/nowhere/at/all" in done.stderr
     assert "Traceback" not in done.stderr
@@ -184,3 +184,12 @@ def test_wrong_options(two, project):
     done = update(two, project, "--nonsense")
     assert done.returncode == 3
     assert "--nonsense" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["{name: mine}", "{name: mine, extends: local, colour: blue}", "text"])
+def test_a_wrong_preset_by_its_content(two, project, content):
+    before = state(project)
+    done = update(two, project, "--preset", "own", "--set", f"preset_file={content}")
+    refused(done, "--set preset_file: ")
+    assert "unexpected" not in done.stderr
+    assert state(project) == before

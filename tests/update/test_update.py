@@ -341,3 +341,31 @@ def test_on_a_terminal_it_asks_after_the_report(two, project, answer):
     else:
         assert child.exitstatus == (3 if answer == "n" else 130)
         assert state(project) == before
+
+
+def test_a_recopy_leaves_what_is_the_users(history_of_two, project, tmp_path):
+    """`copier recopy` brings the template's text back everywhere else: `git diff` shows it."""
+    mine = ["src/demo/model.py", "src/demo/data.py", "configs/train.yaml"]
+    for path in [*mine, "README.md"]:
+        (project / path).write_text("# Mine.\n")
+    commit(project)
+    words = ["recopy", "--overwrite", "--defaults", "--quiet", "--vcs-ref", "v98.0.0", project]
+    done = copier(*words, repository=history_of_two, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert git(project, "diff", "--name-only").split() == ["README.md"]
+    (project / "src/demo/model.py").unlink()
+    assert copier(*words, repository=history_of_two, cwd=tmp_path).returncode == 0
+    assert "class" in (project / "src/demo/model.py").read_text()  # one that is gone comes back
+
+
+def test_a_mirror_in_the_place_of_the_public_url(two, history_of_two, project, tmp_path):
+    """The same configuration of git that plain copier needs without a network; releases come from there."""
+    config = tmp_path / "gitconfig"
+    config.write_text(f'[url "{history_of_two}"]\n\tinsteadOf = https://github.com/ddp-scaffold/ddp-scaffold.git\n')
+    done = update(two, project, GIT_CONFIG_GLOBAL=str(config))
+    assert done.returncode == 0, done.stderr
+    assert f"releases are taken from {history_of_two}" in done.stderr
+    assert "# The fix of 98.1.0." in guard(project).read_text()
+    assert (
+        "_src_path: https://github.com/ddp-scaffold/ddp-scaffold.git" in (project / ".copier-answers.yml").read_text()
+    )

@@ -56,7 +56,12 @@ def update(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; implies -y.")] = False,
     template: Annotated[
         str | None,
-        typer.Option("--template", metavar="T", envvar="DDP_SCAFFOLD_TEMPLATE", help="Take the releases from here."),
+        typer.Option(
+            "--template",
+            metavar="T",
+            envvar="DDP_SCAFFOLD_TEMPLATE",
+            help="Take the releases from here. A project of a fork needs it.",
+        ),
     ] = None,
 ) -> None:
     """Bring a project to a newer release of the template, without losing an edit.
@@ -84,13 +89,16 @@ def update(
     from ..updating.recorded import Refused
     from ..updating.report import finish, tell
     from ..updating.repository import git_directory, tree_of
+    from ..updating.source import require_trust
 
     require_git()
     project = directory.expanduser().absolute()
+    ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
     require_project(project)
     with ExitStack() as held:
         lock = held.enter_context(only_update(git_directory(project)))
-        clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run)
+        clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run, template)
+        require_trust(clusters[0].source, template, ask)
         committed = tree_of(project)
         if dry_run:  # what follows reads what is committed, which nobody changes
             held.close()
@@ -106,7 +114,6 @@ def update(
             tell(result)
         trial.require_nothing_lost(outcome, result)
         if not dry_run:
-            ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
             _write(ctx.obj, project, outcome, result, test, as_json, lock)

@@ -52,6 +52,9 @@ def answers_for_update(
         # An answer that was recorded may be one that this release does not ask for: only those given now must count.
         named = {**recorded.renamed, **given}
         data = check(kept | named, questions)
+        if "preset" in given or own_preset.ANSWER in given:
+            now = kept | named
+            own_preset.check_recorded(now["preset"].text, data.get(own_preset.ANSWER), now)
         rendered = answer(
             template, scratch / "answers", questions, data, {}, named, render=False, answers_file=recorded.name
         )
@@ -59,7 +62,8 @@ def answers_for_update(
     except UsageError as error:
         if any(error.message.startswith(f"{now.where}: ") for now in recorded.renamed.values()):
             raise Refused(error.message, "Rename the package once more (git mv), to such a name.") from error
-        raise Refused(error.message, error.hint) from error
+        settled = f"It was settled when the project was made: stay at {recorded.commit}, or make a new project."
+        raise Refused(error.message, settled if error.question in SETTLED else error.hint) from error
     return rendered, [name for name in rendered.answers if name not in recorded.answers and name not in given]
 
 

@@ -11,13 +11,15 @@ from packaging.version import Version
 
 from .._errors import ScaffoldError, UsageError
 from .._git import enclosing_work_tree, git, run_git
+from ..harmless import require_harmless
 from ..questions import from_options
 from ..summary import needs
 from ..template import Template
 from . import package, trial
 from .answers import answers_for_cluster, answers_for_update, refuse_settled
 from .changelog import gained, version
-from .recorded import MAIN, Recorded, Refused, edited_by_hand, file_of, read
+from .edits import refuse_edits
+from .recorded import MAIN, Recorded, Refused, file_of, read
 from .repository import dirty, under_way, with_conflicts
 from .target import choose, name_of_cluster
 from .trial import Step
@@ -27,7 +29,7 @@ FIRST_WITH_CLUSTERS = Version("0.2.0")
 
 
 def begin(
-    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool
+    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool, override: str | None
 ) -> tuple[list[Recorded], dict[str, Any], list[str]]:
     """Return what the project recorded, what is given, and remarks. Raises Refused for what must be right before."""
 
@@ -50,13 +52,7 @@ def begin(
     for recorded in clusters:
         if run_git("ls-files", "--error-unmatch", "--", recorded.name, cwd=project).returncode:
             raise Refused(f"{recorded.name} is not committed", f"git add -f {recorded.name} && git commit.")
-        edits = edited_by_hand(project, recorded.name)
-        if edits is not None:
-            options = " ".join(f"--set {pair}" for pair in edits) or "--set KEY=VALUE"
-            raise Refused(
-                f"{recorded.name} was edited by hand, which reaches no other file",
-                f"Put it back as the template wrote it, commit, then: ddp-scaffold update {options}",
-            )
+        refuse_edits(project, recorded, override)
     ignored = git("ls-files", "-ci", "--exclude-standard", "-z", cwd=project).split("\0")[:-1]
     if ignored:
         notes.append(f"tracked although an ignore list matches: {', '.join(ignored[:5])}; merged like all others")
@@ -96,6 +92,11 @@ def plan(
 
     main = clusters[0]
     target = choose(source, [recorded.commit for recorded in clusters], main.commit if add else to)
+    try:
+        for ref in {target, *(recorded.commit for recorded in clusters)}:
+            require_harmless(replace(source, ref=ref))
+    except ScaffoldError as error:
+        raise Refused(error.message, error.hint) from error
     template = replace(source, ref=target)
     result = _empty_result(project, main.commit, target)
     if main.renamed:

@@ -17,6 +17,7 @@ from typing import Any
 
 from .._errors import ScaffoldError
 from .._git import complaint, git
+from ..harmless import NOT_RENDERED
 from ..redirect import environment, git_settings
 from ..render import copier_settings
 from ..template import Template
@@ -73,6 +74,7 @@ def run(
     repository, untouched = scratch / "project", scratch / "untouched"
     with _plain_git():
         before = _check_out(head, tree, repository, untouched)
+        _require_no_link_into_git(repository)
         windows = _to_unix_lines(repository)
         for project in recorded:
             package.record(repository / project.name, project.renamed)
@@ -207,6 +209,15 @@ def _check_out(head: Path, tree: str, repository: Path, other: Path) -> str:
     return commit
 
 
+def _require_no_link_into_git(repository: Path) -> None:
+    """Raise Refused if a file of the project could be written through a link into git's directory."""
+    for entry in git("ls-files", "--stage", "-z", cwd=repository).split("\0")[:-1]:
+        facts, path = entry.split("\t", 1)
+        target = os.path.realpath(repository / path) if facts.startswith("120000") else ""
+        if ".git" in target.lower().split(os.sep):
+            raise Refused(f"{path} is a symbolic link into a .git directory", f"git rm {path}, and commit that.")
+
+
 def _commit(repository: Path, message: str) -> str:
     """Commit whatever is there: all of it is the user's, or the template's."""
     git("add", "--all", "--force", cwd=repository)
@@ -231,6 +242,7 @@ def _take(step: Step, repository: Path, template: Template) -> None:
                 answers_file=step.answers_file,
                 settings=copier_settings(),
                 vcs_ref=step.ref,
+                exclude=NOT_RENDERED,
                 defaults=True,
                 overwrite=True,
                 quiet=True,
@@ -270,6 +282,7 @@ def _copy(destination: Path, answers_file: str, data: Mapping[str, Any], templat
         answers_file=answers_file,
         settings=copier_settings(),
         vcs_ref=ref,
+        exclude=NOT_RENDERED,
         defaults=True,
         quiet=True,
         unsafe=False,

@@ -11,12 +11,21 @@ from pathlib import Path
 import pytest
 from update_helpers import URL, change, commit, copier, git, make, record, state, tree, update
 
+from ddp_scaffold.harmless import NOT_RENDERED
+
+# Two ways in which git comes to run a program.
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = {mode}\n\tbare = false\n\tfsmonitor = {script}\n{more}"
+CONFIG += '[filter "x"]\n\tclean = {script}; cat\n'
 
 
 @pytest.fixture
 def fork(template_repo: Path, tmp_path: Path) -> Path:
+    """A template whose own `_exclude` does not leave out what ours does."""
     git(tmp_path, "clone", "--quiet", str(template_repo), "fork")
+    for pattern in NOT_RENDERED:
+        change(tmp_path / "fork" / "copier.yml", f'  - "{pattern}"\n', "")
+    change(tmp_path / "fork" / "templates" / "project" / ".gitattributes.jinja", "\n", "\n*.txt filter=x\n")
+    release(tmp_path / "fork", "v98.0.0")
     return tmp_path / "fork"
 
 

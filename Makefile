@@ -59,10 +59,13 @@ bench: .venv/done
 docs: .venv/done
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
-# CHECK is what has to pass before: `make release VERSION=1.2.3 CHECK=test-all` for all of it.
+# CHECK is what has to pass before: `make release VERSION=1.2.3 CHECK=test-all` for all of it. First comes what needs a
+# moment, and nothing but git. Which Python has copier is left to the PATH, on which .venv comes first.
 CHECK ?= test
-release: $(CHECK)
-	.venv/bin/python releases/release.py $(VERSION)
+release:
+	@$(PYTHON) releases/release.py --check $(VERSION)
+	$(if $(CHECK),$(MAKE) $(CHECK))
+	@python releases/release.py $(VERSION)
 
 # docs/clusters/ holds a page for each preset, and the wizard's list a line; tests say when they are stale.
 clusters: .venv/done

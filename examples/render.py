@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ EXAMPLES = {
 
 
 def render(name: str, destination: Path) -> None:
-    """Render one example into `destination`, without the line of its answers file that changes with each commit."""
+    """Render one example into `destination`, without what changes in its answers file with each commit."""
     command = [sys.executable, "-m", "ddp_scaffold", "new", str(destination), "--yes", "--template", str(HERE.parent)]
     settings = ["--set", f"project_name={name}", "--set", "package=digits", *EXAMPLES[name]]
     subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
@@ -24,7 +25,7 @@ def render(name: str, destination: Path) -> None:
     kept = [
         line for line in answers.read_text().splitlines(keepends=True) if not line.startswith(("_commit", "_src_path"))
     ]
-    answers.write_text("".join(kept))
+    answers.write_text(re.sub("(?<=Checked by that command: )[0-9a-f]{16}", "...", "".join(kept)))
 
 
 if __name__ == "__main__":

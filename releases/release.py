@@ -2,13 +2,19 @@
 
 Checks the tree, the changelog and what an update would do to projects of the last release; then writes version,
 changelog and the release's bundle, and commits and tags them. Nothing is written before all checks have passed.
-Exit codes: 0 released, 1 refused (nothing was changed), 2 wrong usage.
+
+    python releases/release.py VERSION           all of it
+    python releases/release.py --check VERSION   only what is checked in a moment, and needs nothing but git
+
+Exit codes: 0 released (with --check: may be), 1 refused (nothing was changed), 2 wrong usage, 130 interrupted (nothing
+was changed).
 """
 
 from __future__ import annotations
 
 import datetime
 import re
+import signal
 import sys
 import tempfile
 import warnings
@@ -17,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import history
-import yaml
 from history import git
 
 ROOT = Path(__file__).parents[1]
@@ -31,21 +36,49 @@ PROJECTS += [{"model": model} for model in ("custom", "retrieval", "adversarial-
 UNSAFE = ("_tasks", "_migrations", "_jinja_extensions")  # would need --trust, of every user at every update
 
 
+def check(version: str) -> None:
+    """Raise SystemExit with every reason against a release that can be seen at once."""
+    _refuse([*_tree_problems(version), *_changelog_problems(CHANGELOG.read_text(encoding="utf-8"))])
+
+
 def release(version: str, today: str) -> None:
     """Release what the checkout holds. Raises SystemExit with every reason against it."""
-    reasons = [*_tree_problems(version), *_changelog_problems(CHANGELOG.read_text(encoding="utf-8"))]
-    reasons = reasons or template_problems(version)  # takes half a minute
-    if reasons:
-        sys.exit("refused:\n" + "\n".join(f"  - {reason}" for reason in reasons))
-    before = git("rev-parse", "HEAD", cwd=ROOT)
-    try:
+    check(version)
+    _refuse(template_problems(version))  # takes half a minute
+    with _all_or_nothing(version):
         bundle = _write(version, today)
-    except (RuntimeError, OSError) as error:
-        git("reset", "--quiet", "--hard", before, cwd=ROOT)  # the tree was clean
-        history.bundle_of(version).unlink(missing_ok=True)
-        sys.exit(f"failed, and taken back: {error}")
     print(f"released {version}: {bundle.relative_to(ROOT)}, {bundle.stat().st_size / 1024:.0f} kB, tag v{version}")
     print(f"next: git push origin main v{version}; python -m build; upload dist/")
+
+
+def _refuse(reasons: list[str]) -> None:
+    if reasons:
+        sys.exit("refused:\n" + "\n".join(f"  - {reason}" for reason in reasons))
+
+
+@contextmanager
+def _all_or_nothing(version: str) -> Iterator[None]:
+    """Take back what the block has done if it fails or a signal comes. Raises SystemExit with the reason.
+
+    A signal counts at the end of the block, which takes seconds: then no git is at work that it would cut off.
+    """
+    before = git("rev-parse", "HEAD", cwd=ROOT)
+    came: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: came.append(number))
+    reason = ""
+    try:
+        yield
+    except Exception as error:  # whatever it is: often a git that the terminal's Ctrl-C has ended
+        reason = str(error)
+    if not came and not reason:
+        return
+    git("reset", "--quiet", "--hard", before, cwd=ROOT)  # the tree was clean
+    history.bundle_of(version).unlink(missing_ok=True)
+    if git("tag", "--list", f"v{version}", cwd=ROOT):
+        git("tag", "--delete", f"v{version}", cwd=ROOT)
+    print("interrupted, and taken back" if came else f"failed, and taken back: {reason}", file=sys.stderr)
+    sys.exit(130 if came else 1)
 
 
 def _write(version: str, today: str) -> Path:
@@ -98,6 +131,8 @@ def template_problems(version: str) -> list[str]:
     before = history.versions()[-1:]
     if not before:
         return found
+    import yaml
+
     allowed = (yaml.safe_load(ALLOWED.read_text()) or {}).get(version) or {} if ALLOWED.is_file() else {}
     old = _old_questions(f"v{before[0]}")
     for name, question in old.items():
@@ -150,6 +185,8 @@ def _history() -> Iterator[Path]:
 
 def _questions(read: Callable[[str], str]) -> dict[str, object]:
     """Return copier.yml as one mapping, with what it includes."""
+    import yaml
+
     questions: dict[str, object] = {}
 
     class Loader(yaml.SafeLoader):
@@ -177,7 +214,16 @@ def _key(version: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", sys.argv[1]):
+    words = sys.argv[1:]
+    only_check = words[:1] == ["--check"]
+    if len(words) != 1 + only_check or not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", words[-1]):
         print("usage: make release VERSION=x.y.z", file=sys.stderr)
         sys.exit(2)
-    release(sys.argv[1], datetime.datetime.now(datetime.timezone.utc).date().isoformat())
+    try:
+        if only_check:
+            check(words[-1])
+        else:
+            release(words[-1], datetime.datetime.now(datetime.timezone.utc).date().isoformat())
+    except KeyboardInterrupt:  # during the checks
+        print("interrupted, nothing was changed", file=sys.stderr)
+        sys.exit(130)

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,18 +24,24 @@ ERROR, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
 class ScaffoldError(Exception):
-    """A failure to tell the user: what is wrong, what to do about it, and the exit code."""
+    """A failure to tell the user: what is wrong, what to do about it, and the exit code.
 
-    def __init__(self, message: str, hint: str, exit_code: int = ERROR) -> None:
+    `result` is what was found out until then; with --json it is printed beside the error.
+    """
+
+    def __init__(
+        self, message: str, hint: str, exit_code: int = ERROR, result: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
-        self.message, self.hint, self.exit_code = message, hint, exit_code
+        self.message, self.hint, self.exit_code, self.result = message, hint, exit_code, result or {}
 
 
 class UsageError(ScaffoldError):
-    """The command line or an answer is wrong."""
+    """The command line or an answer is wrong; `question` is the one that the answer is to, where that is known."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(self, message: str, hint: str, question: str = "") -> None:
         super().__init__(message, hint, USAGE)
+        self.question = question
 
 
 @dataclass
@@ -117,7 +123,7 @@ def report(error: ScaffoldError, as_json: bool) -> None:
     try:
         if as_json:
             fields = {"message": message, "hint": hint, "exit_code": error.exit_code}
-            typer.echo(json.dumps({"error": fields}, indent=2))
+            typer.echo(json.dumps({**error.result, "error": fields}, indent=2, default=str))
             return
     except OSError:  # stdout is what failed: stderr it is
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -19,11 +20,19 @@ LOCAL_VARIABLES = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"),
     *("GIT_NAMESPACE", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_DEFAULT_HASH"),
 )
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, a quota
+
+# What git says where there is no repository, and inside of one that has no work tree.
+NO_WORK_TREE = ("not a git repository (or any", "must be run in a work tree")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """Return the environment without what would lead git to another repository than that of its directory."""
-    return {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES} | more
+    """Return the environment without what would lead git to another repository than that of its directory.
+
+    Git speaks English there: what it says decides what we say.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
+    return kept | {"LC_ALL": "C"} | more
 
 
 def run_git(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -62,17 +71,26 @@ def git(*args: str, cwd: Path) -> str:
     done = run_git(*args, cwd=cwd)
     if done.returncode:
         command = next((arg for arg in args if not arg.startswith("-") and "=" not in arg), "")
+        said = complaint(done.stderr) or f"exit code {done.returncode}"
         raise ScaffoldError(
-            f"git {command} failed: {complaint(done.stderr) or f'exit code {done.returncode}'}",
-            "Correct what git names: its configuration, a GIT_ variable, or the template's address.",
+            f"git {command} failed: {said}",
+            "Make room, and run it again."
+            if says_full(said)
+            else "Correct what git names: its configuration, a GIT_ variable, or the template's address.",
         )
     return done.stdout
 
 
 def complaint(stderr: str) -> str:
-    """Return the line of git's stderr that says why it gave up."""
+    """Return the line of git's stderr that says why it gave up: that of a full disk, or else the fatal one."""
     lines = stderr.strip().splitlines()
-    return next((line for line in lines if line.startswith("fatal:")), lines[-1] if lines else "")
+    full = next(filter(says_full, lines), None)
+    return full or next((line for line in lines if line.startswith("fatal:")), lines[-1] if lines else "")
+
+
+def says_full(text: str) -> bool:
+    """Tell whether a message is about a disk or a quota that is full."""
+    return "out of diskspace" in text.lower() or any(os.strerror(number) in text for number in FULL)
 
 
 def require_git() -> None:
@@ -95,10 +113,15 @@ def require_git() -> None:
 def enclosing_work_tree(path: Path) -> Path | None:
     """Return the root of the git work tree that would track files in `path`, or None. `path` need not exist.
 
-    A tree that ignores `path` does not track it, so it does not count.
+    A tree that ignores `path` does not track it, so it does not count. Raises ScaffoldError, in git's own words, if
+    there is a repository that git does not read: it has another owner, or is broken.
     """
     parent = next(p for p in (path, *path.parents) if p.is_dir())
     root = run_git("rev-parse", "--show-toplevel", cwd=parent)
+    if root.returncode and not any(words in root.stderr for words in NO_WORK_TREE):
+        own_hint = re.search(r"git config .*safe\.directory .*", root.stderr)
+        hint = f"If you trust its owner: {own_hint[0]}" if own_hint else "Correct what git names."
+        raise ScaffoldError(complaint(root.stderr), hint)
     if root.returncode or run_git("check-ignore", "--quiet", f"{path}/", cwd=parent).returncode == 0:
         return None
     return Path(root.stdout.rstrip("\n"))

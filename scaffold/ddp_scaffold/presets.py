@@ -16,11 +16,11 @@ from pydantic import ValidationError
 
 from . import checks, schema
 from .schema import Preset
+from .yaml_text import PRESET_BYTES, BoundedLoader
 
 CHECKOUT = Path(__file__).parents[2] / "templates" / "presets"  # when the package runs from a source checkout
 PACKAGED = Path(__file__).with_name("presets")  # in a wheel: the same files, as package data
 
-MAX_BYTES = 1 << 20
 MAX_PARENTS = 2  # `extends` may be followed so many times; copier.yml holds one computed answer for each
 
 
@@ -132,8 +132,9 @@ def _chain(path: Path, problems: list[Problem]) -> tuple[list[tuple[Path, dict[s
 def _read(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
     """Return the mapping in a file, as it stands there, or None if there is none: `problems` then say why."""
     try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_BYTES):
-            raise PresetError([Problem(str(path), "", "cannot be read: no file, or one of more than 1 MB")])
+        if path.exists() and not (path.is_file() and path.stat().st_size <= PRESET_BYTES):
+            most = f"{PRESET_BYTES >> 10} kB"
+            raise PresetError([Problem(str(path), "", f"cannot be read: no file, or one of more than {most}")])
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -192,7 +193,7 @@ def _problem(path: Path, details: Any) -> Problem:
     return Problem(str(path), field, message)
 
 
-class _NoDuplicates(yaml.SafeLoader):
+class _NoDuplicates(BoundedLoader):
     """YAML lets the last of two equal keys win in silence; here the second is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

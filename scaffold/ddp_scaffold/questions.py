@@ -16,7 +16,6 @@ from typing import Any
 
 from ._errors import ScaffoldError, UsageError, show
 
-MAX_BYTES = 1 << 20  # of an answers file
 RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
 FEW = 12  # more choices than these do not fit into a message
 
@@ -48,7 +47,7 @@ def load_questions(copier_yml: str, read: Callable[[str], str] | None = None) ->
     Raises ScaffoldError if it is no mapping in YAML.
     """
     entries: dict[str, Any] = {}
-    for document in _documents("copier.yml", copier_yml, read):
+    for document in documents("copier.yml", copier_yml, read):
         if not isinstance(document, dict):
             raise ScaffoldError("the template's copier.yml holds no questions", "Write a mapping of questions there.")
         entries.update(document)
@@ -70,7 +69,7 @@ def load_questions(copier_yml: str, read: Callable[[str], str] | None = None) ->
     return questions
 
 
-def _documents(path: str, text: str, read: Callable[[str], str] | None) -> list[Any]:
+def documents(path: str, text: str, read: Callable[[str], str] | None) -> list[Any]:
     """Return the YAML documents of a template's file; `!include PATH` stands for those of another, as for copier."""
     import yaml
 
@@ -79,7 +78,7 @@ def _documents(path: str, text: str, read: Callable[[str], str] | None) -> list[
 
     def include(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
         name = str(loader.construct_scalar(node))  # type: ignore[arg-type]  # anything else is an error of YAML's own
-        return _documents(name, read(name), read) if read else [{}]
+        return documents(name, read(name), read) if read else [{}]
 
     Loader.add_constructor("!include", include)
     try:
@@ -94,7 +93,7 @@ def _choices(choices: Any, read: Callable[[str], str] | None) -> dict[str, str]:
     """Return the choices as copier takes them, each with the text that it shows: a mapping, a list, or an include."""
     if isinstance(choices, str):
         included = re.fullmatch(r"\s*\{%-?\s*include\s+'([^']+)'\s*-?%\}\s*", choices)
-        choices = _documents(included[1], read(included[1]), read)[0] if included and read else None
+        choices = documents(included[1], read(included[1]), read)[0] if included and read else None
     if isinstance(choices, dict):
         return {str(value): str(title) for title, value in choices.items() if not isinstance(value, (dict, list))}
     return {str(choice): str(choice) for choice in choices or () if not isinstance(choice, (dict, list))}
@@ -125,10 +124,13 @@ def from_file(path: Path) -> dict[str, Given]:
     """Return the answers in a YAML mapping of plain values. Raises UsageError that names the file and the line."""
     import yaml
 
-    if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_BYTES):
-        raise UsageError(f"{path}: cannot be read: no file, or one of more than 1 MB", "Give --answers a YAML file.")
+    from .yaml_text import ANSWERS_BYTES, BoundedText
+
+    if path.exists() and not (path.is_file() and path.stat().st_size <= ANSWERS_BYTES):
+        most = f"{ANSWERS_BYTES >> 10} kB"
+        raise UsageError(f"{path}: cannot be read: no file, or one of more than {most}", "Give --answers a YAML file.")
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=BoundedText)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{path}: cannot be read: {reason}", "Give --answers a YAML file.") from error
@@ -190,9 +192,8 @@ def _check_one(name: str, answer: Given, question: Question | None, open_names: 
     if question.choices and answer.text not in question.choices:
         listed = ", ".join(question.choices) if len(question.choices) <= FEW else f"the {len(question.choices)} choices"
         ways = f"Choose one of {listed}." if name != "preset" else "`ddp-scaffold presets list` shows them."
-        raise UsageError(
-            f"{answer.where}: {show(answer.text)} is none of {listed}", _closest(answer.text, question.choices) or ways
-        )
+        hint = _closest(answer.text, question.choices) or ways
+        raise UsageError(f"{answer.where}: {show(answer.text)} is none of {listed}", hint, name)
     if question.type == "int":
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", answer.text):
             example = question.default if isinstance(question.default, int) else 4  # 4: where a preset has the default
@@ -207,8 +208,10 @@ def _parse(name: str, answer: Given) -> Any:
     """Return what an answer in YAML holds."""
     import yaml
 
+    from .yaml_text import BoundedLoader
+
     try:
-        return yaml.safe_load(answer.text)
+        return yaml.load(answer.text, BoundedLoader)
     except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
         reason = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         raise UsageError(f"{answer.where}: {show(name)} is not YAML: {reason}", "Correct it there.") from error

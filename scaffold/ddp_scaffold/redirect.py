@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ._errors import ScaffoldError
-from ._git import LOCAL_VARIABLES, git
+from ._git import LOCAL_VARIABLES, git, run_git
+
+WHERE = "`git config --show-origin --get-regexp insteadof` shows where it stands"
 
 
 def git_settings(settings: Mapping[str, str]) -> dict[str, str]:
@@ -20,13 +22,24 @@ def git_settings(settings: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def require_redirect(source: str, repository: Path) -> None:
+def mirror_of(address: str) -> str | None:
+    """Return what the user's git configuration puts in the place of exactly this URL, if anything.
+
+    Ours could not win over that. One for the beginning of it, such as a whole host, is about many other URLs.
+    """
+    found = run_git("config", "--null", "--get-regexp", r"^url\..*\.insteadof$", cwd=Path("/")).stdout.split("\0")
+    if address not in (entry.partition("\n")[2] for entry in found):
+        return None
+    return git("ls-remote", "--get-url", address, cwd=Path("/")).strip()
+
+
+def require_redirect(source: str, allowed: Collection[str]) -> None:
     """Raise ScaffoldError if the user's own insteadOf wins over ours: of equally long ones, git takes the first."""
     leads_to = git("ls-remote", "--get-url", source, cwd=Path("/")).strip()
-    if leads_to not in (source, str(repository)):
+    if leads_to not in (source, *allowed):
         raise ScaffoldError(
             f"your git configuration replaces {source} by {leads_to}",
-            "Remove that insteadOf; `git config --show-origin --get-regexp insteadof` shows where it stands.",
+            f"Remove that insteadOf, or leave --template out; {WHERE}.",
         )
 
 

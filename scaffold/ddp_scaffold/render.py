@@ -16,6 +16,7 @@ from typing import Any
 
 from ._errors import ScaffoldError, UsageError, show
 from ._git import complaint
+from .harmless import NOT_RENDERED, NOTHING_RENDERED, require_harmless
 from .questions import Given, Question
 from .template import Template
 
@@ -54,6 +55,7 @@ def answer(
     from jinja2 import TemplateError
     from plumbum import ProcessExecutionError
 
+    require_harmless(template)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DirtyLocalWarning)
@@ -67,7 +69,7 @@ def answer(
                 settings=copier_settings(),
                 vcs_ref=template.ref,
                 defaults=not ask,
-                exclude=() if render else ("**",),
+                exclude=NOT_RENDERED if render else NOTHING_RENDERED,
                 quiet=True,
                 unsafe=False,
             )
@@ -127,7 +129,7 @@ def _explain(error: Exception, given: Mapping[str, Given], suggestions: Mapping[
                 f"DEST: the project name {show(suggestions[name])} {reason}",
                 f"Pass --set {name}=NAME, for example --set {name}={example_name(suggestions[name])}.",
             )
-        return UsageError(f"{name}: {reason}", f"Pass --set {name}=VALUE.")
+        return UsageError(f"{name}: {reason}", f"Pass --set {name}=VALUE.", name)
     required = re.match(r'Question "(\w+)" is required', text)
     if required:
         name = required[1]

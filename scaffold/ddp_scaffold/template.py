@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import __version__
+from . import __version__, _output
 from ._errors import ScaffoldError, UsageError
 from ._git import git, run_git, wait_for_git
-from .redirect import environment, git_settings, require_redirect
+from .redirect import WHERE, environment, git_settings, mirror_of, require_redirect
 
 PUBLIC_URL = "https://github.com/ddp-scaffold/ddp-scaffold.git"
-SHORT_URLS = ("gh:ddp-scaffold/ddp-scaffold", "gh:ddp-scaffold/ddp-scaffold.git")  # copier makes PUBLIC_URL of these
+ALIASES = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/"}  # of copier
 BUNDLE = Path(__file__).with_name("template.bundle")  # built by hatch_build.py
 CHECKOUT = Path(__file__).parents[2]  # of the repository, if the package runs from one
 
@@ -56,21 +57,29 @@ def open_template(override: str | None, recorded: str | None = None) -> Iterator
     """Yield the template: of `override` (path or URL), else the package's own, for a new project.
 
     With `recorded`, for the update of a project that recorded this source: the newest release, with all releases
-    before it; `override` then says where to take them from, and the project goes on recording what it did. While
+    before it; `override` then says where to take them from, and the project goes on recording what it did. So does a
+    mirror that the user's git puts in the place of exactly this URL, as plain copier needs it without a network. While
     inside, git and copier find the template on this machine. Raises ScaffoldError if there is none.
     """
+    address = _address(recorded or PUBLIC_URL)
+    mirror = None if override else mirror_of(address)
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-template-") as scratch:
-        if recorded is not None:
+        if mirror is not None:
+            template = _mirrored(recorded or PUBLIC_URL, mirror, Path(scratch))
+            _output.note(f"releases are taken from {mirror}: git's configuration puts it in the place of {address}")
+        elif recorded is not None:
             template = _releases(recorded, override, Path(scratch))
         else:
             template = _override(override, Path(scratch)) if override else _own(Path(scratch))
         # The cache is private: what a redirected URL leads to must not enter the mirrors that plain copier keeps.
         # Copier records what `git describe` says: of no tag, a hash, and all of it. Hooks are for the user's own work.
-        settings = {"core.abbrev": "40", "core.hooksPath": os.devnull}
-        if ":" in template.source:
+        # Nor does a monitor of files take part: a template's own configuration would name a program of its choice.
+        settings = {"core.abbrev": "40", "core.hooksPath": os.devnull, "core.fsmonitor": "false"}
+        if not _is_path(template.source):
+            _require_no_directory_of_that_name(_address(template.source))
             settings[f"url.{template.repository}.insteadOf"] = _address(template.source)
         with environment({"COPIER_CACHE_DIR": str(Path(scratch, "cache")), **git_settings(settings)}):
-            require_redirect(_address(template.source), template.repository)
+            require_redirect(_address(template.source), [str(template.repository), *filter(None, [mirror])])
             try:
                 yield template
             except KeyboardInterrupt:
@@ -91,27 +100,57 @@ def _own(scratch: Path) -> Template:
 
 
 def _releases(recorded: str, override: str | None, scratch: Path) -> Template:
-    if override:
-        if ":" not in recorded:
-            raise UsageError(
-                f"--template {override}: the project was made from the path {recorded}, which git cannot redirect",
-                "Leave --template out, or correct _src_path in .copier-answers.yml and commit that.",
-            )
-        clone = _clone(str(Path(override).expanduser().absolute()) if Path(override).exists() else override, scratch)
+    if override and _is_path(recorded) and not _is_same_path(recorded, override):
+        raise UsageError(
+            f"--template {override}: the project was made from the path {recorded}, which git cannot redirect",
+            f"Pass --template {shlex.quote(recorded)}, or correct _src_path in .copier-answers.yml and commit it.",
+        )
+    if override and not _is_path(recorded):
+        path = Path(override).expanduser().absolute()
+        clone = _clone(str(path) if path.exists() else _address(override), scratch)
         return Template(recorded, _latest_tag(clone), clone)
-    if _address(recorded) == PUBLIC_URL:
+    if is_public(recorded):
         if (CHECKOUT / "copier.yml").is_file() and (CHECKOUT / ".git").exists():
             clone = _releases_of_checkout(scratch)
             return Template(recorded, _latest_tag(clone), clone)
         return replace(_own(scratch), source=recorded)
     path = Path(recorded).expanduser()
-    if ":" not in recorded and not path.exists():
+    if _is_path(recorded) and not path.exists():
         raise ScaffoldError(
             f"the template that this project was made from, {recorded}, is not there",
-            "Put it back, or correct _src_path in .copier-answers.yml and commit that.",
+            "Put it back, or correct _src_path in .copier-answers.yml, commit that, and pass it as --template.",
         )
-    clone = _clone(str(path) if path.exists() else recorded, scratch)
+    clone = _clone(str(path) if path.exists() else _address(recorded), scratch)
     return Template(recorded, _latest_tag(clone), path if path.is_dir() else clone)
+
+
+def _is_path(source: str) -> bool:
+    return ":" not in source or source.startswith(("/", "~", "."))
+
+
+def _require_no_directory_of_that_name(address: str) -> None:
+    """Raise ScaffoldError if there is something below the working directory that git would take for the URL."""
+    if os.path.lexists(address):
+        raise ScaffoldError(
+            f"there is a directory {Path(address)} here, which git would take for the template",
+            "Remove it, or run the command from another directory.",
+        )
+
+
+def _is_same_path(one: str, other: str) -> bool:
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+
+
+def _mirrored(source: str, mirror: str, scratch: Path) -> Template:
+    """Return the template that git, by the user's own configuration, fetches from `mirror`."""
+    try:
+        clone = _clone(_address(source), scratch)
+    except ScaffoldError as error:
+        raise ScaffoldError(
+            f"your git configuration replaces {_address(source)} by {mirror}: {error.message}",
+            f"Correct or remove that insteadOf; {WHERE}.",
+        ) from error
+    return Template(source, _latest_tag(clone), clone)
 
 
 def _releases_of_checkout(scratch: Path) -> Path:
@@ -137,9 +176,19 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
+def is_public(source: str) -> bool:
+    """Tell whether a recorded source is the repository of ddp-scaffold itself."""
+    return _address(source) == PUBLIC_URL
+
+
 def _address(source: str) -> str:
-    """Return the URL that copier makes of a recorded source."""
-    return PUBLIC_URL if source in SHORT_URLS else source
+    """Return the URL that copier makes of a source: git fetches that one, so it is the one to redirect."""
+    for alias, host in ALIASES.items():
+        if source.startswith(alias):
+            source = host + source.removeprefix(alias).removeprefix("/")
+    if source.startswith("git+"):
+        return source.removeprefix("git+")
+    return source if source.endswith(".git") or not source.startswith(tuple(ALIASES.values())) else f"{source}.git"
 
 
 def _override(wanted: str, scratch: Path) -> Template:

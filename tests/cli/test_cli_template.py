@@ -131,11 +131,25 @@ def test_longer_redirect_of_ours_wins_over_the_users(cli, work, monkeypatch, tmp
     assert cli("new", "demo", "-y").exit_code == 0
 
 
-def test_equal_redirect_of_the_user_is_named(cli, work, monkeypatch, tmp_path):
-    (tmp_path / "gitconfig").write_text(f'[url "/mirror.git"]\n\tinsteadOf = {template.PUBLIC_URL}\n')
+def redirect_to(mirror: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "gitconfig").write_text(f'[url "{mirror}"]\n\tinsteadOf = {template.PUBLIC_URL}\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+
+
+def test_a_mirror_in_the_place_of_the_public_url(cli, work, fork, tmp_path, monkeypatch):
+    """What plain copier needs without a network. The project records the public URL, as ever."""
+    git(fork, "tag", "-a", "-m", "r", "v99.0.0")
+    git(tmp_path, "clone", "--quiet", "--bare", str(fork), "mirror.git")
+    redirect_to(tmp_path / "mirror.git", tmp_path, monkeypatch)
+    result = cli("new", "demo", "--json")
+    assert source_of(result) == {"source": template.PUBLIC_URL, "commit": "v99.0.0"}
+    assert f"releases are taken from {tmp_path}/mirror.git" in result.stderr
+
+
+def test_a_mirror_that_is_not_there_is_named(cli, work, monkeypatch, tmp_path):
+    redirect_to(Path("/mirror.git"), tmp_path, monkeypatch)
     refused(
-        cli("new", "demo", "-y"), work, 1, f"replaces {template.PUBLIC_URL} by /mirror.git", "Remove that insteadOf"
+        cli("new", "demo", "-y"), work, 1, f"replaces {template.PUBLIC_URL} by /mirror.git", "remove that insteadOf"
     )
 
 

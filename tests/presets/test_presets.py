@@ -325,7 +325,7 @@ def test_special_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.yml")
     (tmp_path / "huge.yml").write_text("#" * (1 << 20) + "\n")
     for path in (tmp_path / "fifo.yml", tmp_path / "huge.yml", tmp_path, Path("/dev/zero")):
-        with pytest.raises(presets.PresetError, match="no file, or one of more than 1 MB"):
+        with pytest.raises(presets.PresetError, match="no file, or one of more than 128 kB"):
             presets.load(path)
 
 

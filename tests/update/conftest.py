@@ -16,6 +16,8 @@ QUICK = {
     "test_edits_survive",
     "test_both_sides_changed_the_same_lines",
     "test_an_edit_that_would_be_lost_stops_the_update[to_rename.py]",
+    "test_a_package_renamed_by_hand",
+    "test_what_the_release_changes_and_the_project_has_not",
     "test_answers_edited_by_hand",
     "test_not_committed[changed]",
     "test_a_note_of_an_update_that_was_cut_off",

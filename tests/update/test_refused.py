@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
-from update_helpers import change, commit, git, make, state, update
+from update_helpers import change, commit, git, make, record, state, update
 
 
 @pytest.fixture
@@ -30,6 +32,33 @@ def test_no_project(two, tmp_path):
 def test_no_repository(two, project):
     __import__("shutil").rmtree(project / ".git")
     refused(update(two, project), "not in a git repository", "git init")
+
+
+def test_a_repository_of_another_owner(two, project):
+    """As in a group's shared directory: git's own words, and its hint, which works."""
+    if os.getuid() == 0:
+        for path in (project, project / ".git"):
+            os.chown(path, 12345, 12345)
+        theirs = {}
+    else:
+        theirs = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
+    done = update(two, project, **theirs)
+    refused(done, "detected dubious ownership", f"git config --global --add safe.directory {project}")
+    assert "git init" not in done.stderr
+    assert not (project / "tests" / "added.py").exists()
+    if os.getuid() == 0:
+        trusted = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": str(project)}
+        assert update(two, project, **trusted).returncode == 0
+
+
+def test_a_repository_that_git_cannot_read(two, project):
+    git(project, "config", "core.repositoryFormatVersion", "9")
+    refused(update(two, project), "Expected git repo version <= 1, found 9")
+
+
+def test_gits_words_do_not_depend_on_the_language(two, project):
+    __import__("shutil").rmtree(project / ".git")
+    refused(update(two, project, LC_ALL="de_DE.UTF-8", LANGUAGE="de"), "not in a git repository", "git init")
 
 
 def test_no_commit(two, project):
@@ -77,6 +106,16 @@ def test_answers_without_a_source(two, project, line):
     refused(update(two, project), f"has no {line}")
 
 
+def test_answers_with_a_tag_of_python(two, project):
+    answers = project / ".copier-answers.yml"
+    answers.write_text(re.sub(r" Checked by that command: \w+", "", answers.read_text()))
+    change(answers, "project_name: demo", "project_name: !!python/name:os.system demo")
+    commit(project)
+    done = update(two, project)
+    refused(done, ".copier-answers.yml:", "python/name:os.system")
+    assert "bug" not in done.stderr
+
+
 def test_answers_that_are_no_yaml(two, project):
     (project / ".copier-answers.yml").write_text("a: [\n")
     commit(project)
@@ -93,21 +132,21 @@ def test_answers_that_are_not_committed(two, project):
 
 
 def test_a_project_ahead_of_this_installation(two, project):
-    change(project / ".copier-answers.yml", "_commit: v98.0.0", "_commit: v98.7.0")
+    record(project, "_commit", "v98.7.0")
     commit(project)
     refused(update(two, project), "the project is at v98.7.0", "pip install --upgrade")
 
 
 def test_a_project_of_an_unknown_commit(two, project):
-    change(project / ".copier-answers.yml", "_commit: v98.0.0", f"_commit: {'a' * 40}")
+    record(project, "_commit", "a" * 40)
     commit(project)
     refused(update(two, project), "none of the releases", "--template")
 
 
 def test_a_template_that_is_gone(two, project):
-    change(project / ".copier-answers.yml", "_src_path: ", "_src_path: /nowhere/at/all # ")
+    record(project, "_src_path", "/nowhere/at/all")
     commit(project)
-    done = update(two, project)
+    done = update(two, project, "--template", "/nowhere/at/all")
     assert done.returncode in (1, 3)
     assert "/nowhere/at/all" in done.stderr
     assert "Traceback" not in done.stderr
@@ -125,7 +164,7 @@ def test_to(two, project):
     ("pair", "words"),
     [
         ("model=diffusion", "Make a new project with --model"),
-        ("package=other", "updates need the recorded name"),
+        ("package=other", "the next update records the new name"),
         ("collective_timeout_s=600", "configs/train.yaml"),
         ("tracker=wandb", "log.tracker"),
         ("max_restart=1", "Did you mean max_restarts?"),
@@ -145,3 +184,12 @@ def test_wrong_options(two, project):
     done = update(two, project, "--nonsense")
     assert done.returncode == 3
     assert "--nonsense" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["{name: mine}", "{name: mine, extends: local, colour: blue}", "text"])
+def test_a_wrong_preset_by_its_content(two, project, content):
+    before = state(project)
+    done = update(two, project, "--preset", "own", "--set", f"preset_file={content}")
+    refused(done, "--set preset_file: ")
+    assert "unexpected" not in done.stderr
+    assert state(project) == before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +168,76 @@ def test_a_release_that_fails_leaves_nothing(checkout, fault):
     assert "Traceback" not in done.stderr
     assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")) == before
     assert git(checkout, "status", "--porcelain") == ""
+
+
+@pytest.fixture
+def with_make(checkout: Path, tmp_path: Path) -> Path:
+    """A checkout whose check, which takes minutes, only says that it runs."""
+    with (checkout / "Makefile").open("a") as file:
+        file.write(f"\nsay:\n\techo checked >>{tmp_path}/checked\n")
+    commit(checkout)
+    return checkout
+
+
+def make_release(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["make", "release", "CHECK=say", *words]
+    return subprocess.run(
+        command, cwd=checkout, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("syntax", "usage: make release VERSION=x.y.z"),
+        ("none", "usage: make release VERSION=x.y.z"),
+        ("old", "is not newer than"),
+        ("tag", "there is a tag v97.0.0 already"),
+        ("changelog", "no entry below '## Unreleased'"),
+        ("dirty", "the tree is not clean"),
+    ],
+)
+def test_what_is_seen_at_once_is_refused_before_the_tests_run(with_make, tmp_path, fault, said):
+    version = {"syntax": "1.x", "old": RELEASES[0], "none": ""}.get(fault, "97.0.0")
+    if fault == "tag":
+        git(with_make, "tag", "v97.0.0")
+    elif fault == "changelog":
+        text = (with_make / "CHANGELOG.md").read_text()
+        (with_make / "CHANGELOG.md").write_text(re.sub(r"## Unreleased\n.*?(?=\n## )", "", text, flags=re.S))
+        commit(with_make)
+    elif fault == "dirty":
+        (with_make / "README.md").write_text("changed\n")
+    done = make_release(with_make, *([f"VERSION={version}"] if version else []))
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert not (tmp_path / "checked").exists()
+
+
+def test_make_release_needs_no_environment_of_its_own(with_make, tmp_path):
+    done = make_release(with_make, "VERSION=97.0.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "checked").exists()
+    assert not (with_make / ".venv").exists()
+    assert listed(with_make)[-1] == "97.0.0"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["add", "commit", "tag"])
+def test_a_release_that_is_interrupted_leaves_nothing(checkout, tmp_path, moment, number):
+    """The signal comes with the git command that writes."""
+    real = shutil.which("git")
+    wrapper = tmp_path / "bin" / "git"
+    wrapper.parent.mkdir()
+    kill = f"kill -{int(number)} $PPID;" if moment != "tag" else f"[ $2 != -a ] || kill -{int(number)} $PPID;"
+    wrapper.write_text(f'#!/bin/sh\ncase "$1" in {moment}) {kill} esac\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    before = git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")
+    command = [sys.executable, "releases/release.py", "97.0.0"]
+    variables = {**os.environ, "PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "interrupted, and taken back" in done.stderr
+    assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "tag")) == before
+    assert git(checkout, "status", "--porcelain") == ""
+    assert not (checkout / "releases" / "v97.0.0.bundle").exists()

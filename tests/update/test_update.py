@@ -112,7 +112,8 @@ def test_an_edit_that_would_be_lost_stops_the_update(two, project, name):
     done = update(two, project)
     assert done.returncode == 3
     assert f"no longer has tests/{name}, and your edits there would be lost" in done.stderr
-    assert f"git rm tests/{name}" in done.stderr
+    way = "git mv tests/to_rename.py tests/renamed.py" if name == "to_rename.py" else "git rm tests/to_remove.py"
+    assert way in done.stderr
     assert state(project) == before
     git(project, "rm", "--quiet", f"tests/{name}")
     commit(project)
@@ -303,6 +304,25 @@ def test_the_projects_own_tests_decide(two, project, test):
         assert state(project) == before
 
 
+@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+def test_a_project_without_tests(two, project, left):
+    git(project, "rm", "-r", "--quiet", "tests")
+    if left == "an empty folder":
+        (project / "tests").mkdir()
+        (project / "tests" / "conftest.py").write_text("")
+    commit(project)
+    environment = {"VENV": str(Path(sys.executable).parents[1])}
+    shown = update(two, project, "--test", "--json", **environment)
+    assert shown.returncode == 0, shown.stdout
+    assert json.loads(shown.stdout)["test"] == "skipped"
+    git(project, "reset", "--quiet", "--hard")
+    done = update(two, project, "--test", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "\n\nThe project's tests: skipped, there are none.\n" in done.stdout
+    assert "\\n" not in done.stdout
+    assert "# The fix of 98.1.0." in guard(project).read_text()
+
+
 @pytest.mark.parametrize("answer", ["n", "y", "\x03"])
 def test_on_a_terminal_it_asks_after_the_report(two, project, answer):
     import pexpect
@@ -322,3 +342,31 @@ def test_on_a_terminal_it_asks_after_the_report(two, project, answer):
     else:
         assert child.exitstatus == (3 if answer == "n" else 130)
         assert state(project) == before
+
+
+def test_a_recopy_leaves_what_is_the_users(history_of_two, project, tmp_path):
+    """`copier recopy` brings the template's text back everywhere else: `git diff` shows it."""
+    mine = ["src/demo/model.py", "src/demo/data.py", "configs/train.yaml"]
+    for path in [*mine, "README.md"]:
+        (project / path).write_text("# Mine.\n")
+    commit(project)
+    words = ["recopy", "--overwrite", "--defaults", "--quiet", "--vcs-ref", "v98.0.0", project]
+    done = copier(*words, repository=history_of_two, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert git(project, "diff", "--name-only").split() == ["README.md"]
+    (project / "src/demo/model.py").unlink()
+    assert copier(*words, repository=history_of_two, cwd=tmp_path).returncode == 0
+    assert "class" in (project / "src/demo/model.py").read_text()  # one that is gone comes back
+
+
+def test_a_mirror_in_the_place_of_the_public_url(two, history_of_two, project, tmp_path):
+    """The same configuration of git that plain copier needs without a network; releases come from there."""
+    config = tmp_path / "gitconfig"
+    config.write_text(f'[url "{history_of_two}"]\n\tinsteadOf = https://github.com/ddp-scaffold/ddp-scaffold.git\n')
+    done = update(two, project, GIT_CONFIG_GLOBAL=str(config))
+    assert done.returncode == 0, done.stderr
+    assert f"releases are taken from {history_of_two}" in done.stderr
+    assert "# The fix of 98.1.0." in guard(project).read_text()
+    assert (
+        "_src_path: https://github.com/ddp-scaffold/ddp-scaffold.git" in (project / ".copier-answers.yml").read_text()
+    )

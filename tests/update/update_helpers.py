@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +84,15 @@ def update(repository: Path, project: Path, *args: str, **environment: str) -> s
     command = [sys.executable, "-m", "ddp_scaffold", "update", *args]
     variables = {**os.environ, "PYTHONPATH": str(repository / "scaffold"), **environment}
     return subprocess.run(command, cwd=project, env=variables, capture_output=True, text=True, check=False)
+
+
+def record(project: Path, key: str, value: str, name: str = ".copier-answers.yml") -> None:
+    """Change a line of the answers file, and its check with it, as copier itself would have written it."""
+    path = project / name
+    text = re.sub(rf"(?m)^{key}: .*$", f"{key}: {value}", path.read_text())
+    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    check = hashlib.sha256(body.encode()).hexdigest()[:16]
+    path.write_text(re.sub("(?<=Checked by that command: )[0-9a-f]{16}", check, text))
 
 
 def only_test(project: Path, code: str) -> None:

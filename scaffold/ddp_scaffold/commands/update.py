@@ -5,22 +5,29 @@
     {"version": 1, "project": absolute path, "from": tag or commit, "to": tag,
      "gained": [{"version", "date", "text": Markdown}], "new_answers": {question: value},
      "files": [{"path", "change": "added" | "changed" | "removed" | "conflict"}],
-     "conflicts": [paths], "lost": [paths], "notes": [texts], "applied": true or false,
+     "conflicts": [paths], "lost": [paths], "moved_to": {lost path: where the release has it},
+     "left_out": [{"path", "why"}], "notes": [texts], "applied": true or false,
      "test": null, "passed" or "skipped", "diff": text with --dry-run, else null}
 
-or, on failure, {"error": {"message", "hint", "exit_code"}}. Keys may be added; none is renamed within version 1.
+or, on failure, {"error": {"message", "hint", "exit_code"}}, with the keys above beside it if edits would be lost.
+Keys may be added; none is renamed within version 1.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import _output
+
+if TYPE_CHECKING:
+    from .._errors import Session
+    from ..updating.trial import Outcome
 
 CONFLICTS = 2
 
@@ -43,13 +50,18 @@ def update(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show the diff.")] = False,
     test: Annotated[
-        bool, typer.Option("--test", help="Run the project's tests afterwards; if they fail, put all back.")
+        bool, typer.Option("--test", help="Run the project's tests, if any, afterwards; if they fail, put all back.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; implies -y.")] = False,
     template: Annotated[
         str | None,
-        typer.Option("--template", metavar="T", envvar="DDP_SCAFFOLD_TEMPLATE", help="Take the releases from here."),
+        typer.Option(
+            "--template",
+            metavar="T",
+            envvar="DDP_SCAFFOLD_TEMPLATE",
+            help="Take the releases from here. A project of a fork needs it.",
+        ),
     ] = None,
 ) -> None:
     """Bring a project to a newer release of the template, without losing an edit.
@@ -69,67 +81,72 @@ def update(
     Exit codes: 0 done, or nothing to do; 1 error; 2 conflicts are left; 3 refused, and the project is as it was;
     130 interrupted.
     """
-    from .._git import git, require_git
+    from .._git import require_git
     from ..template import open_template
     from ..updating import trial
-    from ..updating.plan import begin, plan
-    from ..updating.project_tests import run_tests
-    from ..updating.put import put
+    from ..updating.lock import only_update
+    from ..updating.plan import begin, plan, require_project
     from ..updating.recorded import Refused
     from ..updating.report import finish, tell
-    from ..updating.undo import take_back
+    from ..updating.repository import git_directory, tree_of
+    from ..updating.source import require_trust
 
     require_git()
     project = directory.expanduser().absolute()
-    clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run)
-    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-") as name:
-        scratch = Path(name)
+    ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+    require_project(project)
+    with ExitStack() as held:
+        lock = held.enter_context(only_update(git_directory(project)))
+        clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run, template)
+        require_trust(clusters[0].source, template, ask)
+        committed = tree_of(project)
+        if dry_run:  # what follows reads what is committed, which nobody changes
+            held.close()
+        scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-")))
         with open_template(template, clusters[0].source) as source:
             steps, result = plan(project, clusters, given, source, scratch, to, cluster, add)
             if not steps:
                 finish(result, as_json)
                 return
-            prefix = git("rev-parse", "--show-prefix", cwd=project).strip()
-            committed = git("rev-parse", f"HEAD:{prefix}", cwd=project).strip()
-            outcome = trial.run(project, committed, source, steps, scratch)
-            lost = trial.lost_edits(outcome, clusters, source, scratch)
-        result |= {
-            "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
-            "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),
-            "lost": lost,
-            "notes": notes + result["notes"],
-        }
-        if dry_run:
-            result["diff"] = git(
-                "diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after, cwd=outcome.repository
-            )
+            outcome = trial.run(project, committed, source, clusters, steps, scratch)
+        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"]}
         if not as_json:
             tell(result)
-        if lost:
-            who = result["to"] if result["to"] != result["from"] else "a project with these answers"
-            raise Refused(
-                f"{who} no longer has {', '.join(lost)}, and your edits there would be lost",
-                f"Move what you need of it, then `git rm {lost[0]}`, commit, and run the update again.",
-            )
+        trial.require_nothing_lost(outcome, result)
         if not dry_run:
-            ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
             if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
                 raise Refused("declined, nothing was changed", "Run it again when you like.")
-            written = put(project, outcome)
-            result["applied"] = True
-            ctx.obj.written = project
-            if test and result["conflicts"]:
-                result["test"] = "skipped"
-            elif test:
-                try:
-                    run_tests(project, quiet=as_json)
-                except BaseException:
-                    top = Path(git("rev-parse", "--show-toplevel", cwd=project).rstrip("\n"))
-                    for path in take_back(top, written):
-                        _output.note(f"{path} was changed meanwhile, and stays as it is")
-                    ctx.obj.written = None
-                    raise
-                result["test"] = "passed"
+            _write(ctx.obj, project, outcome, result, test, as_json, lock)
         finish(result, as_json)
     if result["conflicts"]:
         raise typer.Exit(CONFLICTS)
+
+
+def _write(
+    session: Session,
+    project: Path,
+    outcome: Outcome,
+    result: dict[str, Any],
+    test: bool,
+    as_json: bool,
+    lock: int | None,
+) -> None:
+    """Bring the outcome into the project; with `test`, only if its tests pass."""
+    from ..updating.project_tests import run_tests
+    from ..updating.put import put
+    from ..updating.repository import top_of
+    from ..updating.undo import take_back
+
+    written = put(project, outcome, lock)
+    result["applied"] = True
+    session.written = project
+    if test and result["conflicts"]:
+        result["test"] = "skipped"
+    elif test:
+        try:
+            result["test"] = run_tests(project, quiet=as_json)
+        except BaseException:
+            for path in take_back(top_of(project)[0], written):
+                _output.note(f"{path} was changed meanwhile, and stays as it is")
+            session.written = None
+            raise

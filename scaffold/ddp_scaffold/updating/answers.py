@@ -16,9 +16,9 @@ from .recorded import Recorded, Refused
 # What these decided is the user's since: another answer would reach nothing, or tear the project apart.
 SETTLED = {
     "project_name": "Rename it in pyproject.toml and README.md.",
-    "package": "Rename src/<package> yourself; updates need the recorded name.",
+    "package": "Rename it yourself (git mv, and the imports) and commit: the next update records the new name.",
     "model": "model.py, data.py and configs/ are yours. Make a new project with --model, and move your code.",
-    "source_folder": "Move the package yourself; updates need the recorded folder.",
+    "source_folder": "Move the package yourself (git mv) and commit: the next update records where it is.",
     "code": "Make a new project, and move your code.",
     "collective_timeout_s": "Change clocks.collective_s in configs/train.yaml, or set DDP_CLOCKS__COLLECTIVE_S.",
     "tracker": "Change log.tracker in configs/train.yaml, and the dependency in pyproject.toml.",
@@ -50,13 +50,20 @@ def answers_for_update(
         kept = own_preset.replace(kept, {"preset": given["preset"]})
     try:
         # An answer that was recorded may be one that this release does not ask for: only those given now must count.
-        data = check(kept | dict(given), questions)
+        named = {**recorded.renamed, **given}
+        data = check(kept | named, questions)
+        if "preset" in given or own_preset.ANSWER in given:
+            now = kept | named
+            own_preset.check_recorded(now["preset"].text, data.get(own_preset.ANSWER), now)
         rendered = answer(
-            template, scratch / "answers", questions, data, {}, given, render=False, answers_file=recorded.name
+            template, scratch / "answers", questions, data, {}, named, render=False, answers_file=recorded.name
         )
         refuse_skipped(given, rendered)
     except UsageError as error:
-        raise Refused(error.message, error.hint) from error
+        if any(error.message.startswith(f"{now.where}: ") for now in recorded.renamed.values()):
+            raise Refused(error.message, "Rename the package once more (git mv), to such a name.") from error
+        settled = f"It was settled when the project was made: stay at {recorded.commit}, or make a new project."
+        raise Refused(error.message, settled if error.question in SETTLED else error.hint) from error
     return rendered, [name for name in rendered.answers if name not in recorded.answers and name not in given]
 
 
@@ -65,7 +72,8 @@ def answers_for_cluster(
 ) -> Rendered:
     """Return the answers of a further cluster: what the project shares with it, the preset, and what is given."""
     questions = load_questions(template.read("copier.yml"), template.read)
-    shared = {key: main.answers[key] for key in SHARED if key in main.answers and key in questions}
+    answers = {**main.answers, **main.renamed}
+    shared = {key: answers[key] for key in SHARED if key in answers and key in questions}
     try:
         data = check(shared | dict(given), questions)
         if "preset" in given:

@@ -9,16 +9,18 @@ from typing import Any
 
 from packaging.version import Version
 
-from .._errors import UsageError
+from .._errors import ScaffoldError, UsageError
 from .._git import enclosing_work_tree, git, run_git
+from ..harmless import require_harmless
 from ..questions import from_options
 from ..summary import needs
 from ..template import Template
-from . import trial
+from . import package, trial
 from .answers import answers_for_cluster, answers_for_update, refuse_settled
 from .changelog import gained, version
-from .recorded import MAIN, Recorded, Refused, edited_by_hand, file_of, read
-from .repository import dirty, under_way
+from .edits import refuse_edits
+from .recorded import MAIN, Recorded, Refused, file_of, read
+from .repository import dirty, under_way, with_conflicts
 from .target import choose, name_of_cluster
 from .trial import Step
 from .undo import recover
@@ -27,15 +29,10 @@ FIRST_WITH_CLUSTERS = Version("0.2.0")
 
 
 def begin(
-    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool
+    project: Path, preset: str | None, pairs: Sequence[str], dry_run: bool, override: str | None
 ) -> tuple[list[Recorded], dict[str, Any], list[str]]:
     """Return what the project recorded, what is given, and remarks. Raises Refused for what must be right before."""
 
-    if not (project / MAIN).is_file():
-        read(project)  # says what is missing
-    if enclosing_work_tree(project) is None:
-        raise Refused(f"{project} is not in a git repository", "git init && git add -A && git commit -m 'Begin' in it.")
-    trial.require_commit(project)
     notes = []
     if recover(project, only_tell=dry_run):
         notes.append("an earlier update was cut off while it wrote; the project was put back first")
@@ -47,16 +44,15 @@ def begin(
     if changed := dirty(project):
         more = f" and {len(changed) - 1} more" if changed[1:] else ""
         raise Refused(f"{changed[0]}{more}: not committed", "Commit or stash it first (git stash -u), or ignore it.")
+    if marked := with_conflicts(project):
+        raise Refused(
+            f"{', '.join(marked)}: committed with the marks of a conflict of an earlier update",
+            "Choose between the marks (<<<<<<<, =======, >>>>>>>), take them out, and commit.",
+        )
     for recorded in clusters:
         if run_git("ls-files", "--error-unmatch", "--", recorded.name, cwd=project).returncode:
             raise Refused(f"{recorded.name} is not committed", f"git add -f {recorded.name} && git commit.")
-        edits = edited_by_hand(project, recorded.name)
-        if edits is not None:
-            options = " ".join(f"--set {pair}" for pair in edits) or "--set KEY=VALUE"
-            raise Refused(
-                f"{recorded.name} was edited by hand, which reaches no other file",
-                f"Put it back as the template wrote it, commit, then: ddp-scaffold update {options}",
-            )
+        refuse_edits(project, recorded, override)
     ignored = git("ls-files", "-ci", "--exclude-standard", "-z", cwd=project).split("\0")[:-1]
     if ignored:
         notes.append(f"tracked although an ignore list matches: {', '.join(ignored[:5])}; merged like all others")
@@ -65,7 +61,21 @@ def begin(
     except UsageError as error:
         raise Refused(error.message, error.hint) from error
     refuse_settled(given)
-    return clusters, given, notes
+    renamed = package.renamed(project, clusters[0])
+    return [replace(recorded, renamed=renamed) for recorded in clusters], given, notes
+
+
+def require_project(project: Path) -> None:
+    """Raise Refused unless there is a project, in a git repository with a commit."""
+    if not (project / MAIN).is_file():
+        read(project)  # says what is missing
+    try:
+        tracked = enclosing_work_tree(project)
+    except ScaffoldError as error:
+        raise Refused(error.message, error.hint) from error
+    if tracked is None:
+        raise Refused(f"{project} is not in a git repository", "git init && git add -A && git commit -m 'Begin' in it.")
+    trial.require_commit(project)
 
 
 def plan(
@@ -82,34 +92,20 @@ def plan(
 
     main = clusters[0]
     target = choose(source, [recorded.commit for recorded in clusters], main.commit if add else to)
+    try:
+        for ref in {target, *(recorded.commit for recorded in clusters)}:
+            require_harmless(replace(source, ref=ref))
+    except ScaffoldError as error:
+        raise Refused(error.message, error.hint) from error
     template = replace(source, ref=target)
-    result: dict[str, Any] = {
-        "version": 1,
-        "project": str(project),
-        "from": main.commit,
-        "to": target,
-        "gained": [],
-        "new_answers": {},
-        "files": [],
-        "conflicts": [],
-        "lost": [],
-        "notes": [],
-        "applied": False,
-        "test": None,
-        "diff": None,
-    }
+    result = _empty_result(project, main.commit, target)
+    if main.renamed:
+        answers = ", ".join(f"{name}: {now.text}" for name, now in main.renamed.items())
+        result["notes"].append(f"the package was renamed; recorded from now on: {answers}")
     if add is not None:
         if to is not None or cluster is not None:
             raise Refused("--add goes with neither --to nor --cluster", "A cluster is added at the project's release.")
-        if (release := version(main.commit)) and release < FIRST_WITH_CLUSTERS:
-            raise Refused(f"a project of {main.commit} has one cluster", "Update it first, commit, then add the other.")
-        name = name_of_cluster(add)
-        file = file_of(name)
-        if (project / file).exists() or (project / f"launch-{name}").exists():
-            raise Refused(f"the project has launch-{name}/ already", f"--cluster {name} --set KEY=VALUE changes it.")
-        rendered = answers_for_cluster(main, given, template, scratch, file)
-        result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
-        return [Step(file, rendered.answers, target, new=True)], result
+        return [_further_cluster(project, main, given, template, scratch, add, result)], result
     names = {recorded.cluster: recorded for recorded in clusters}
     if cluster is not None and cluster not in names:
         known = ", ".join(filter(None, names)) or "none"
@@ -117,7 +113,7 @@ def plan(
     steps = []
     for recorded in clusters:
         changes = given if recorded.cluster == (cluster or "") else {}
-        if recorded.commit == target and not changes:
+        if recorded.commit == target and not changes and not recorded.renamed:
             continue
         rendered, new = answers_for_update(recorded, changes, template, scratch)
         steps.append(Step(recorded.name, rendered.answers, target))
@@ -128,3 +124,43 @@ def plan(
         entries = gained(template.read("CHANGELOG.md"), main.commit, target) if template.has("CHANGELOG.md") else []
         result["gained"] = [{"version": e.version, "date": e.date, "text": e.text} for e in entries]
     return steps, result
+
+
+def _empty_result(project: Path, since: str, until: str) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "project": str(project),
+        "from": since,
+        "to": until,
+        "gained": [],
+        "new_answers": {},
+        "files": [],
+        "conflicts": [],
+        "lost": [],
+        "moved_to": {},
+        "left_out": [],
+        "notes": [],
+        "applied": False,
+        "test": None,
+        "diff": None,
+    }
+
+
+def _further_cluster(
+    project: Path,
+    main: Recorded,
+    given: dict[str, Any],
+    template: Template,
+    scratch: Path,
+    place: str,
+    result: dict[str, Any],
+) -> Step:
+    if (release := version(main.commit)) and release < FIRST_WITH_CLUSTERS:
+        raise Refused(f"a project of {main.commit} has one cluster", "Update it first, commit, then add the other.")
+    name = name_of_cluster(place)
+    file = file_of(name)
+    if (project / file).exists() or (project / f"launch-{name}").exists():
+        raise Refused(f"the project has launch-{name}/ already", f"--cluster {name} --set KEY=VALUE changes it.")
+    rendered = answers_for_cluster(main, given, template, scratch, file)
+    result["notes"] += [f"a job there needs {one}" for one in needs(rendered.facts)]
+    return Step(file, rendered.answers, template.ref, new=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 from .._errors import show
 from .recorded import Refused
 
+NO_TESTS = 5  # pytest's exit code if it has collected none
+
 
 def python_of(project: Path) -> str:
     """Return the Python that has what the project needs: of VENV or .venv, else the one on the PATH."""
@@ -21,8 +23,11 @@ def python_of(project: Path) -> str:
     return shutil.which("python") or shutil.which("python3") or sys.executable
 
 
-def run_tests(project: Path, *, quiet: bool) -> None:
-    """Run `python -m pytest` in the project. Raises Refused if a test fails, or if there is no pytest."""
+def run_tests(project: Path, *, quiet: bool) -> str:
+    """Run `python -m pytest` in the project; return "passed", or "skipped" if it has no tests.
+
+    Raises Refused if a test fails, or if there is no pytest.
+    """
     command = [python_of(project), "-m", "pytest", "-q", "-x"]
     output = subprocess.PIPE if quiet else None
     try:
@@ -33,8 +38,11 @@ def run_tests(project: Path, *, quiet: bool) -> None:
         raise Refused(
             f"the project's tests cannot be run: {show(command[0])}: {error.strerror}", "The update was taken back."
         ) from error
+    if done.returncode == NO_TESTS:
+        return "skipped"
     if done.returncode:
         raise Refused(
             f"the project's tests failed after the update (exit code {done.returncode})",
             f"It was taken back. See them without --test: {' '.join(command)}.",
         )
+    return "passed"

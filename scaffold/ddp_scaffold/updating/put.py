@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import NoReturn
 
-from .._git import clean_environment, complaint, git, git_bytes, run_git
+from .._errors import ScaffoldError
+from .._git import clean_environment, complaint, git, git_bytes, run_git, says_full
 from .recorded import Refused
-from .repository import git_directory, top_of
+from .repository import git_directory, top_of, tree_of
+from .space import shortage
 from .trial import Outcome
 from .undo import NOTE, Written, take_back, write_note
 
@@ -21,29 +24,18 @@ git read-tree -m -u "$1" "$2" && { [ ! -s "$3" ] || git update-index -z --index-
 """
 
 
-def put(project: Path, outcome: Outcome) -> Written:
+def put(project: Path, outcome: Outcome, lock: int | None) -> Written:
     """Make the work tree and the index of `project` those of the outcome; conflicts are left unmerged, for `git add`.
 
+    The git that writes holds the lock, too: it goes on if this process is killed.
     Raises Refused, with everything as it was, if the project has changed meanwhile.
     """
     top, prefix = top_of(project)
     head = git("rev-parse", "HEAD", cwd=top).strip()
-    if git("rev-parse", f"HEAD:{prefix}", cwd=top) != git(
-        "rev-parse", f"{outcome.before}^{{tree}}", cwd=outcome.repository
-    ):
-        raise Refused("the project has a new commit since the update began", "Run it again.")
-    added = [path for path, change in outcome.changes.items() if change == "added"]
-    for path in added:
-        if (project / path).exists() or (project / path).is_symlink():
-            raise Refused(
-                f"{path} is new in the template, and the project has an ignored file of that name",
-                f"Move {path} away, and run it again.",
-            )
     folder = git_directory(top)
-    if (folder / "index.lock").exists():
-        raise Refused(
-            "another git is at work in this repository", f"Wait for it; if none runs, remove {folder}/index.lock."
-        )
+    _require_as_it_was(project, folder, outcome)
+    if short := shortage(folder, outcome):
+        raise Refused(short, "Nothing was changed. Make room, and run it again.")
     _bring_objects(top, outcome)
     tree = _whole_tree(top, prefix, head, git("rev-parse", f"{outcome.after}^{{tree}}", cwd=outcome.repository).strip())
     note, stages, said = folder / NOTE, outcome.repository.parent / "stages", outcome.repository.parent / "said"
@@ -60,6 +52,7 @@ def put(project: Path, outcome: Outcome) -> Written:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
         )
     while True:
         try:
@@ -70,13 +63,48 @@ def put(project: Path, outcome: Outcome) -> Written:
     if code:
         if code < 0 or code > 128:  # killed: the lock is its own, and nobody else's
             (folder / "index.lock").unlink(missing_ok=True)
-        kept = take_back(top, written)
-        note.unlink(missing_ok=True)
-        raise Refused(
-            f"git could not write the update: {complaint(said.read_text(errors='replace')) or f'exit code {code}'}",
-            f"The project is as it was{_but(kept)}. Correct what git names, and run it again.",
-        )
+        why = complaint(said.read_text(errors="replace")) or f"exit code {code}"
+        if not says_full(why):  # of a file that it cannot write, git does not say why
+            short = shortage(folder, outcome)
+            why += f" ({short})" if short else ""
+        _give_up(top, written, note, why)
     return written
+
+
+def _require_as_it_was(project: Path, folder: Path, outcome: Outcome) -> None:
+    """Raise Refused if others have changed the project, or its git directory `folder`, since the trial began."""
+    if tree_of(project) != git("rev-parse", f"{outcome.before}^{{tree}}", cwd=outcome.repository).strip():
+        raise Refused("the project has a new commit since the update began", "Run it again.")
+    added = [path for path, change in outcome.changes.items() if change == "added"]
+    for path in added:
+        if (project / path).exists() or (project / path).is_symlink():
+            raise Refused(
+                f"{path} is new in the template, and the project has an ignored file of that name",
+                f"Move {path} away, and run it again.",
+            )
+    if (folder / "index.lock").exists():
+        raise Refused(
+            "another git is at work in this repository", f"Wait for it; if none runs, remove {folder}/index.lock."
+        )
+
+
+def _give_up(top: Path, written: Written, note: Path, said: str) -> NoReturn:
+    """Take the update back, as far as that can be done now, and raise Refused."""
+    try:
+        kept = take_back(top, written)
+    except (ScaffoldError, OSError) as error:
+        why = error.message if isinstance(error, ScaffoldError) else str(error)
+        raise Refused(
+            f"git could not write the update: {said}; nor could what it wrote be taken back: {why}",
+            f"{'Make room' if says_full(said + why) else 'Correct that'}, then run the update again: it first puts the"
+            " project back as it was.",
+        ) from error
+    note.unlink(missing_ok=True)
+    raise Refused(
+        f"git could not write the update: {said}",
+        f"The project is as it was{_but(kept)}. {'Make room' if says_full(said) else 'Correct what git names'},"
+        " and run it again.",
+    )
 
 
 def _but(kept: list[str]) -> str:
@@ -92,8 +120,8 @@ def _bring_objects(top: Path, outcome: Outcome) -> None:
     packed = git_bytes("pack-objects", "--stdout", "-q", cwd=outcome.repository, data=wanted)
     done = git_bytes("unpack-objects", "-q", cwd=top, data=packed.stdout)
     if packed.returncode or done.returncode:
-        said = (packed.stderr + done.stderr).decode(errors="replace").strip()
-        raise Refused(f"git could not store the update: {said}", "Correct what git names (a full disk?).")
+        said = complaint((packed.stderr + done.stderr).decode(errors="replace"))
+        raise Refused(f"git could not store the update: {said}", "Nothing was changed. Correct what git names.")
 
 
 def _whole_tree(top: Path, prefix: str, head: str, project_tree: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .._errors import REFUSED, ScaffoldError
-from .._git import git, run_git
 from ..questions import Given, from_file
 
 MAIN = ".copier-answers.yml"
@@ -19,8 +17,8 @@ MAIN = ".copier-answers.yml"
 class Refused(ScaffoldError):
     """An update that is not begun, or taken back: the project is as it was."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message, hint, REFUSED)
+    def __init__(self, message: str, hint: str, result: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, hint, REFUSED, result)
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,7 @@ class Recorded:
     source: str  # of the template, `_src_path`
     commit: str  # of the template: a release tag, or a commit that was no release
     answers: dict[str, Given]
+    renamed: Mapping[str, Given] = field(default_factory=dict)  # answers that a renamed package has changed since
 
     @property
     def folder(self) -> str:
@@ -67,9 +66,11 @@ def read(project: Path) -> list[Recorded]:
 def _read(path: Path) -> Recorded:
     import yaml
 
+    from ..yaml_text import BoundedText
+
     given = from_file(path)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), BoundedText)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"{path} cannot be read: {error}", "Put back the last good version of it.") from error
     source, commit = content.get("_src_path"), content.get("_commit")
@@ -81,42 +82,12 @@ def _read(path: Path) -> Recorded:
         )
     if not re.fullmatch(r"v?\d+(\.\d+)*.*|[0-9a-f]{7,64}|.+-g[0-9a-f]{7,64}", commit):
         raise Refused(f"{path}: _commit is {commit!r}, no release", "Put back what it was: git log -p shows that.")
+    try:
+        yaml.safe_load(path.read_text(encoding="utf-8"))  # as copier reads it
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise Refused(
+            f"{where}: {getattr(error, 'problem', None) or error}", "Put back the last good version of it."
+        ) from error
     return Recorded(path.name, source, commit, given)
-
-
-def edited_by_hand(project: Path, name: str) -> list[str] | None:
-    """Return the answers that somebody changed in the file itself, as KEY=VALUE, or None if nobody did.
-
-    Such a change reaches no other file, and the next update would take the other files' old text for the user's. The
-    list is empty if no version in the history fits the check line.
-    """
-    text = _read_text(project / name)
-    if _fits(text):
-        return None
-    now = _answers(text)
-    for commit in git("log", "--format=%H", "--", name, cwd=project).split():
-        shown = run_git("show", f"{commit}:./{name}", cwd=project)
-        if shown.returncode == 0 and _fits(shown.stdout):
-            before = _answers(shown.stdout)
-            return [f"{key}={value}" for key, value in now.items() if before.get(key) != value]
-    return []
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").replace("\r\n", "\n")
-
-
-def _fits(text: str) -> bool:
-    """Tell whether the answers are those that the template wrote, by the check in the file's second line."""
-    found = re.search(r"^# .*Checked by that command: ([0-9a-f]{16})$", text, re.MULTILINE)
-    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("#", "_")))
-    return found is None or hashlib.sha256(body.encode()).hexdigest()[:16] == found[1]
-
-
-def _answers(text: str) -> Mapping[str, Any]:
-    import yaml
-
-    content = yaml.load(text, yaml.BaseLoader)
-    return (
-        {key: value for key, value in content.items() if not key.startswith("_")} if isinstance(content, dict) else {}
-    )

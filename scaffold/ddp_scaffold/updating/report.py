@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _output
+from .answers import SETTLED
 
 
 def tell(result: Mapping[str, Any]) -> None:
@@ -20,13 +21,19 @@ def tell(result: Mapping[str, Any]) -> None:
         for line in entry["text"].splitlines():
             _output.say(f"  {line}".rstrip())
     if result["new_answers"]:
-        answered = [f"{name} = {value}" for name, value in result["new_answers"].items()]
-        _output.commands("New questions, answered by their defaults (--set changes them):", answered)
+        settled = {name for name in result["new_answers"] if name in SETTLED}
+        for names, how in ((settled, ""), (result["new_answers"].keys() - settled, " (--set changes them)")):
+            answered = [f"{name} = {value}" for name, value in result["new_answers"].items() if name in names]
+            if answered:
+                _output.commands(f"New questions, answered by their defaults{how}:", answered)
     _output.say()
     if result["files"]:
         _output.table(("change", "file"), [(file["change"], file["path"]) for file in result["files"]], keep_first=True)
     else:
         _output.say("No file changes.")
+    if result["left_out"]:
+        left_out = [f"{entry['path']} ({entry['why']})" for entry in result["left_out"]]
+        _output.commands("Changed by the release, but not in your project:", left_out)
     if result["diff"] is not None:
         _output.say()
         for line in result["diff"].splitlines():
@@ -47,11 +54,11 @@ def finish(result: Mapping[str, Any], as_json: bool) -> None:
     conflicts = result["conflicts"]
     if conflicts:
         edit = [f"$EDITOR {' '.join(conflicts)}", f"git add {' '.join(conflicts)}", "git commit"]
-        _output.commands(
-            f"Both sides changed the same lines of {len(conflicts)} files. Choose between the markers:", edit
-        )
+        files = f"{len(conflicts)} files" if conflicts[1:] else "one file"
+        _output.commands(f"Both sides changed the same lines of {files}. Choose between the markers:", edit)
         return
     if result["test"]:
-        _output.say(f"\nThe project's tests: {result['test']}.")
+        _output.say()
+        _output.say(f"The project's tests: {result['test']}{'' if result['test'] == 'passed' else ', there are none'}.")
     message = f"ddp-scaffold {result['to']}" if result["from"] != result["to"] else "Change answers of ddp-scaffold"
     _output.commands("All changes are staged. Next:", ["git diff --staged", f"git commit -m '{message}'"])

@@ -31,3 +31,16 @@ def dirty(project: Path) -> list[str]:
         "--no-optional-locks", "status", "--porcelain", "-z", "--untracked-files=all", "--", ".", cwd=project
     ).stdout
     return [entry[3:] for entry in listed.split("\0") if len(entry) > 3]
+
+
+def with_conflicts(project: Path) -> list[str]:
+    """Return the committed files in which copier's marks of a conflict stand: both, each as a line of its own."""
+    both = ("--all-match", "-e", "^<<<<<<< before updating\r?$", "-e", "^>>>>>>> after updating\r?$")
+    found = run_git("grep", "--cached", "-I", "-l", "-z", "-E", *both, "--", ".", cwd=project).stdout
+    return found.split("\0")[:-1]
+
+
+def tree_of(project: Path) -> str:
+    """Return the tree of the project in the last commit of its repository."""
+    prefix = git("rev-parse", "--show-prefix", cwd=project).strip()
+    return git("rev-parse", f"HEAD:{prefix}", cwd=project).strip()

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._errors import ScaffoldError
-from .._git import complaint, git, git_bytes
+from .._git import complaint, git
+from ..harmless import NOT_RENDERED
 from ..redirect import environment, git_settings
 from ..render import copier_settings
 from ..template import Template
+from . import compare, package
 from .recorded import Recorded, Refused
 
 IDENTITY = {f"GIT_{role}_{key}": "ddp-scaffold" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
@@ -45,64 +47,141 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the trial left in its repository."""
+    """What the trial left in its repository, and what an update of these files cannot bring."""
 
     repository: Path
     before: str  # commit: the project as it is
     after: str  # commit: as it would be
     changes: dict[str, str]  # path in the project: added, changed, removed or conflict
     unmerged: str  # `git ls-files --unmerged -z` of the conflicts
+    lost: list[str]  # what the user changed, and the release no longer has
+    moved_to: dict[str, str]  # of these, where the release has it now, if that can be seen
+    left_out: dict[str, str]  # what the release changes, and the project has not; with the reason
 
 
-def run(head: Path, tree: str, template: Template, steps: Iterable[Step], scratch: Path) -> Outcome:
-    """Try the steps, one after another, on `tree` of the repository in `head`. Raises Refused if one fails."""
-    repository = scratch / "project"
+def run(
+    head: Path,
+    tree: str,
+    template: Template,
+    recorded: Iterable[Recorded],
+    steps: Sequence[Step],
+    scratch: Path,
+) -> Outcome:
+    """Try the steps, one after another, on `tree` of the repository in `head`.
+
+    Raises Refused if one fails, or if what the release changes would not arrive.
+    """
+    repository, untouched = scratch / "project", scratch / "untouched"
     with _plain_git():
-        before = _check_out(head, tree, repository)
+        before = _check_out(head, tree, repository, untouched)
+        _require_no_link_into_git(repository)
         windows = _to_unix_lines(repository)
+        for project in recorded:
+            package.record(repository / project.name, project.renamed)
+        ours = _commit(repository, "ours")
+        made = _as_made(repository, untouched, recorded, template)
+        missing = compare.absent(repository, made)
         unmerged = ""
         for step in steps:
             _take(step, repository, template)
             unmerged += git("ls-files", "--unmerged", "-z", cwd=repository)
             _require_no_rejects(repository)
             _commit(repository, f"with {step.answers_file}")
+        left_out = _leave_removed_folders(repository, made, ours)
         _to_windows_lines(repository, windows)
         after = _commit(repository, "after")
-        listed = git("diff", "--no-renames", "--name-status", "-z", before, after, cwd=repository).split("\0")
+        changes = _changes(repository, before, after)
+        changes |= {entry.split("\t", 1)[1]: "conflict" for entry in unmerged.split("\0") if entry}
+        left_out |= _left_out(head, repository, untouched, template, steps, made, ours, missing)
+        gone = [path for path, change in changes.items() if change == "removed"]
+        lost = compare.lost_edits(repository, made, ours, gone)
+        moved = compare.moves(repository, made, after) if lost else {}
+    moved = {path: now for path, now in moved.items() if path in lost and changes.get(now) == "added"}
+    return Outcome(repository, before, after, changes, unmerged, lost, moved, left_out)
+
+
+def told(outcome: Outcome, *, with_diff: bool) -> dict[str, Any]:
+    """Return what the command's result says of the outcome."""
+    diff = ("diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
+    return {
+        "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
+        "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),
+        "lost": outcome.lost,
+        "moved_to": outcome.moved_to,
+        "left_out": [{"path": path, "why": why} for path, why in sorted(outcome.left_out.items())],
+        "diff": git(*diff, cwd=outcome.repository) if with_diff else None,
+    }
+
+
+def require_nothing_lost(outcome: Outcome, result: Mapping[str, Any]) -> None:
+    """Raise Refused if edits would be lost; a file that is moved first takes its edits along, as a conflict."""
+    if not outcome.lost:
+        return
+    who = result["to"] if result["to"] != result["from"] else "a project with these answers"
+    gone = [path for path in outcome.lost if path not in outcome.moved_to]
+    ways = [f"git mv {path} {now}" for path, now in outcome.moved_to.items()]
+    ways += [f"git rm {' '.join(gone)} (move what you need of it first)"] if gone else []
+    raise Refused(
+        f"{who} no longer has {', '.join(outcome.lost)}, and your edits there would be lost",
+        f"{'; '.join(ways)}. Then commit, and run the update again.",
+        result,
+    )
+
+
+def _changes(repository: Path, before: str, after: str) -> dict[str, str]:
+    listed = git("diff", "--no-renames", "--name-status", "-z", before, after, cwd=repository).split("\0")
     words = {"A": "added", "D": "removed"}
-    changes = {path: words.get(letter, "changed") for letter, path in zip(listed[::2], listed[1::2], strict=False)}
-    changes |= {entry.split("\t", 1)[1]: "conflict" for entry in unmerged.split("\0") if entry}
-    return Outcome(repository, before, after, changes, unmerged)
+    return {path: words.get(letter, "changed") for letter, path in zip(listed[::2], listed[1::2], strict=False)}
 
 
-def lost_edits(outcome: Outcome, recorded: Iterable[Recorded], template: Template, scratch: Path) -> list[str]:
-    """Return the files that the new template no longer has although the user changed them: their edits would go.
+def _as_made(repository: Path, untouched: Path, recorded: Iterable[Recorded], template: Template) -> str:
+    """Fill `untouched` with what the recorded answers once made; return its commit."""
+    for project in recorded:
+        data = _values(repository, project.name)
+        with _explained(project.name, project.commit):
+            _copy(untouched, project.name, data, template, project.commit)
+    return _commit(untouched, "as made")
 
-    Git sees no conflict there, and neither does copier. Only what goes is compared with a fresh render of the old
-    release.
+
+def _leave_removed_folders(repository: Path, made: str, ours: str) -> dict[str, str]:
+    """Take out what is new in folders that the user has removed; return these files, and why.
+
+    Copier leaves out files that were removed, but knows no folders.
     """
-    gone = [path for path, change in outcome.changes.items() if change == "removed"]
-    if not gone:
-        return []
-    theirs: dict[str, bytes] = {}
-    with _plain_git():
-        for number, project in enumerate(recorded):
-            data = _values(outcome.repository, outcome.before, project.name)
-            old = scratch / f"old-{number}"
-            _copy(old, project.name, data, template, project.commit)
-            theirs |= {path: (old / path).read_bytes() for path in gone if (old / path).is_file()}
-    return [path for path in gone if path in theirs and _content(outcome, path) != theirs[path].replace(b"\r\n", b"\n")]
+    added = [path for path, change in _changes(repository, ours, "HEAD").items() if change == "added"]
+    found = compare.in_removed_folders(repository, made, ours, added)
+    for path in found:
+        (repository / path).unlink()
+    return {path: f"new; {folder}/ was removed" for path, folder in found.items()}
 
 
-def _content(outcome: Outcome, path: str) -> bytes:
-    found = git_bytes("cat-file", "blob", f"{outcome.before}:{path}", cwd=outcome.repository)
-    return found.stdout.replace(b"\r\n", b"\n")
+def _left_out(
+    head: Path,
+    repository: Path,
+    untouched: Path,
+    template: Template,
+    steps: Iterable[Step],
+    made: str,
+    ours: str,
+    missing: Sequence[str],
+) -> dict[str, str]:
+    """Return which of the `missing` files the same update changes in an untouched project, and why not here."""
+    if not missing:
+        return {}
+    for step in steps:
+        if not step.new:
+            _take(step, untouched, template)
+    changed = compare.changed(repository, made, _commit(untouched, "updated"))
+    wanted = [path for path in missing if path in changed]
+    moved = compare.moves(repository, made, ours) if wanted else {}
+    compare.require_plumbing(compare.paths(repository, made), compare.paths(repository, ours), wanted, moved)
+    return compare.reasons(head, repository, ours, wanted, moved)
 
 
-def _values(repository: Path, commit: str, name: str) -> dict[str, Any]:
+def _values(repository: Path, name: str) -> dict[str, Any]:
     import yaml
 
-    content = yaml.safe_load(git("show", f"{commit}:{name}", cwd=repository))
+    content = yaml.safe_load((repository / name).read_text(encoding="utf-8"))
     return {key: value for key, value in content.items() if not key.startswith("_")}
 
 
@@ -112,17 +191,31 @@ def _plain_git() -> Iterator[None]:
         yield
 
 
-def _check_out(head: Path, tree: str, repository: Path) -> str:
-    """Make `repository` a work tree of `tree`, which it reads from the objects of `head`; return its commit."""
+def _check_out(head: Path, tree: str, repository: Path, other: Path) -> str:
+    """Make `repository` a work tree of `tree`, which it reads from the objects of `head`; return its commit.
+
+    It can also read what `other`, a new repository, will hold.
+    """
     objects = Path(head, git("rev-parse", "--git-path", "objects", cwd=head).strip()).resolve()
-    git("init", "--quiet", "--initial-branch=main", str(repository), cwd=head)
-    (repository / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+    for new in (repository, other):
+        git("init", "--quiet", "--initial-branch=main", str(new), cwd=head)
+    alternates = f"{objects}\n{other / '.git' / 'objects'}\n"
+    (repository / ".git" / "objects" / "info" / "alternates").write_text(alternates, encoding="utf-8")
     # As committed, byte for byte: what attributes would convert is converted when the result is written.
     (repository / ".git" / "info").mkdir(exist_ok=True)
     (repository / ".git" / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
     commit = git("commit-tree", tree, "-m", "before", cwd=repository).strip()
     git("reset", "--quiet", "--hard", commit, cwd=repository)
     return commit
+
+
+def _require_no_link_into_git(repository: Path) -> None:
+    """Raise Refused if a file of the project could be written through a link into git's directory."""
+    for entry in git("ls-files", "--stage", "-z", cwd=repository).split("\0")[:-1]:
+        facts, path = entry.split("\t", 1)
+        target = os.path.realpath(repository / path) if facts.startswith("120000") else ""
+        if ".git" in target.lower().split(os.sep):
+            raise Refused(f"{path} is a symbolic link into a .git directory", f"git rm {path}, and commit that.")
 
 
 def _commit(repository: Path, message: str) -> str:
@@ -134,11 +227,9 @@ def _commit(repository: Path, message: str) -> str:
 
 def _take(step: Step, repository: Path, template: Template) -> None:
     import copier
-    from copier.errors import CopierError, DirtyLocalWarning, ShallowCloneWarning
-    from jinja2 import TemplateError
-    from plumbum import ProcessExecutionError
+    from copier.errors import DirtyLocalWarning, ShallowCloneWarning
 
-    try:
+    with _explained(step.answers_file, step.ref):
         if step.new:
             _copy(repository, step.answers_file, step.data, template, step.ref)
             return
@@ -151,11 +242,23 @@ def _take(step: Step, repository: Path, template: Template) -> None:
                 answers_file=step.answers_file,
                 settings=copier_settings(),
                 vcs_ref=step.ref,
+                exclude=NOT_RENDERED,
                 defaults=True,
                 overwrite=True,
                 quiet=True,
                 unsafe=False,
             )
+
+
+@contextmanager
+def _explained(answers_file: str, ref: str) -> Iterator[None]:
+    """Raise Refused for what goes wrong in copier."""
+    from copier.errors import CopierError
+    from jinja2 import TemplateError
+    from plumbum import ProcessExecutionError
+
+    try:
+        yield
     except KeyboardInterrupt:  # copier's own is a CopierError as well
         raise
     except ProcessExecutionError as error:
@@ -164,7 +267,7 @@ def _take(step: Step, repository: Path, template: Template) -> None:
     except (ValueError, TypeError, CopierError, TemplateError) as error:
         text = " ".join(str(error).split())
         raise Refused(
-            f"{step.answers_file}: the template cannot be brought to {step.ref}: {text}",
+            f"{answers_file}: the template cannot be brought to {ref}: {text}",
             "Nothing was changed; `ddp-scaffold --debug update` shows where it stopped.",
         ) from error
 
@@ -179,6 +282,7 @@ def _copy(destination: Path, answers_file: str, data: Mapping[str, Any], templat
         answers_file=answers_file,
         settings=copier_settings(),
         vcs_ref=ref,
+        exclude=NOT_RENDERED,
         defaults=True,
         quiet=True,
         unsafe=False,

@@ -36,19 +36,21 @@ def take_back(top: Path, written: Written) -> list[str]:
     run_git("read-tree", "-m", "-u", written.tree, written.head, cwd=top)  # all of it, unless files differ from both
     old, new = _blobs(top, written.head), _blobs(top, written.tree)
     hidden = {line[2:] for line in git("ls-files", "-t", "-z", cwd=top).split("\0") if line.startswith("S ")}
-    back, kept = [], []
+    back, kept, changed = [], [], []
     for path in written.paths:
         now = _blob(top, path)
         if now == old.get(path) or path in hidden:
             back.append(path)
         elif now is None or now == new.get(path) or _is_cut_short(top, path, new.get(path)):
             back.append(path)
-            if path not in old:
+            if path in old:
+                changed.append(path)
+            else:  # first of all: on a full disk it makes room
                 _remove(top, path)
-            else:
-                git("--literal-pathspecs", "checkout", "--quiet", written.head, "--", path, cwd=top)
         else:
             kept.append(path)
+    if changed:
+        _with_paths(top, ["checkout", "--quiet", written.head], changed)
     if back:
         _with_paths(top, ["reset", "--quiet", written.head], [path for path in back if path not in hidden])
     return kept

@@ -1,0 +1,121 @@
+"""What an update does not bring: edits that would go, and changes of the release for files that the project has not.
+
+Neither git nor copier calls that a conflict. The project is compared with what the old release made of the recorded
+answers, and with what the same update makes of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from .._git import git, git_bytes
+from .recorded import Refused
+
+
+def paths(repository: Path, commit: str) -> set[str]:
+    """Return the files of a commit."""
+    return set(git("ls-tree", "-r", "-z", "--name-only", commit, cwd=repository).split("\0")[:-1])
+
+
+def moves(repository: Path, old: str, new: str) -> dict[str, str]:
+    """Return where files of the commit `old` are in `new`, by what they hold, if not where they were."""
+    words = ("diff", "--find-renames", "--diff-filter=R", "--name-status", "-z", old, new)
+    listed = git(*words, cwd=repository).split("\0")
+    return dict(zip(listed[1::3], listed[2::3], strict=False))
+
+
+def lost_edits(repository: Path, made: str, ours: str, removed: Iterable[str]) -> list[str]:
+    """Return which of the `removed` files the user had changed."""
+    theirs = paths(repository, made)
+    return [
+        path for path in removed if path in theirs and _text(repository, ours, path) != _text(repository, made, path)
+    ]
+
+
+def _text(repository: Path, commit: str, path: str) -> bytes:
+    return git_bytes("cat-file", "blob", f"{commit}:{path}", cwd=repository).stdout.replace(b"\r\n", b"\n")
+
+
+def absent(repository: Path, made: str) -> list[str]:
+    """Return the files of the commit `made` that the work tree has not as files: an update does not reach them.
+
+    Raises Refused if a folder of theirs is a link that leaves the project: what copier does there is not ours to do.
+    """
+    found = []
+    for path in sorted(paths(repository, made)):
+        for folder in map(repository.joinpath, PurePosixPath(path).parents):
+            if folder.is_symlink() and not (folder.is_dir() and folder.resolve().is_relative_to(repository.resolve())):
+                raise Refused(
+                    f"{folder.relative_to(repository)} is a symbolic link that leads out of the project, or nowhere,"
+                    " and the template has files in it",
+                    "Put the folder itself there and commit; or remove the link, then updates leave that folder out.",
+                )
+        file = repository / path
+        if file.is_symlink() or not file.is_file():
+            found.append(path)
+    return found
+
+
+def reasons(
+    project: Path, repository: Path, ours: str, missing: Iterable[str], moved: dict[str, str]
+) -> dict[str, str]:
+    """Return why the project has not these files."""
+    linked = {line.split("\t", 1)[1] for line in _tree(repository, ours) if line.startswith("120000 ")}
+    why = {}
+    for path in missing:
+        if path in linked:
+            why[path] = "it is a symbolic link"
+        elif path in moved:
+            why[path] = f"moved to {moved[path]}"
+        else:
+            why[path] = "it is in no commit" if (project / path).exists() else "removed"
+    return why
+
+
+def _tree(repository: Path, commit: str) -> list[str]:
+    return git("ls-tree", "-r", "-z", commit, cwd=repository).split("\0")[:-1]
+
+
+def changed(repository: Path, old: str, new: str) -> set[str]:
+    """Return the files that two commits both have, but not the same."""
+    words = ("diff", "--no-renames", "--diff-filter=MT", "--name-only", "-z", old, new)
+    return set(git(*words, cwd=repository).split("\0")[:-1])
+
+
+def in_removed_folders(repository: Path, made: str, ours: str, added: Iterable[str]) -> dict[str, str]:
+    """Return which of the `added` files are for a folder that the user has removed, and that folder."""
+    theirs, mine = _folders(paths(repository, made)), _folders(paths(repository, ours))
+    found = {}
+    for path in added:
+        gone = [str(folder) for folder in PurePosixPath(path).parents if str(folder) in theirs - mine]
+        if gone:
+            found[path] = gone[-1]
+    return found
+
+
+def _folders(files: Iterable[str]) -> set[str]:
+    return {str(folder) for file in files for folder in PurePosixPath(file).parents}
+
+
+def require_plumbing(made: set[str], ours: set[str], left_out: Iterable[str], moved: dict[str, str]) -> None:
+    """Raise Refused if a release changes ddp/, and the project has no file of it where updates put it."""
+    for init in sorted(path for path in made if path.endswith("/ddp/__init__.py") and not path.startswith("tests/")):
+        folder = PurePosixPath(init).parent
+        if _below(folder, ours) or not _below(folder, left_out):
+            continue
+        places = Counter(PurePosixPath(moved[path]).parent for path in _below(folder, moved))
+        now = places.most_common(1)[0][0] if places else None
+        what = folder
+        if now and now.name == folder.name and not _below(folder.parent, ours):
+            what, now = folder.parent, now.parent
+        raise Refused(
+            f"{folder}/ is not in the project, and what the release changes there would not arrive",
+            f"Put it back for the update: mkdir -p {what.parent} && git mv {now or 'FOLDER'} {what}, then commit,"
+            " update and commit; after that, move it again.",
+        )
+
+
+def _below(folder: PurePosixPath, files: Iterable[str]) -> list[str]:
+    return [file for file in files if file.startswith(f"{folder}/")]

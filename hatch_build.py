@@ -40,7 +40,7 @@ class TemplateHistory(BuildHookInterface):
         _extract_presets(bundle, f"v{release}", build)
         build_data["force_include"][str(bundle)] = "ddp_scaffold/template.bundle"
         # Read by `ddp-scaffold presets`; plain data, which pip does not compile.
-        build_data["force_include"][str(build / "templates" / "presets")] = "ddp_scaffold/presets"
+        build_data["force_include"][str(build / "templates" / "presets")] = "ddp_scaffold/presets/files"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         import shutil

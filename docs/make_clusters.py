@@ -12,10 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from ddp_scaffold.facts import HOW
-from ddp_scaffold.fields import LEFT_OPEN, Table, gpus, tables
-from ddp_scaffold.presets import files, load_with_origins
-from ddp_scaffold.schema import Preset
+from ddp_scaffold.presets.facts import HOW
+from ddp_scaffold.presets.fields import LEFT_OPEN, Table, gpus, tables
+from ddp_scaffold.presets.load import files, load_with_origins
+from ddp_scaffold.presets.schema import Preset
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "clusters"

@@ -14,8 +14,8 @@ import typer
 
 from . import __version__
 from ._errors import ERROR, INTERRUPTED, EdgeGroup, ScaffoldError, report
+from ._signals import ending_on_signals
 from .commands import new, presets, update
-from .signals import ending_on_signals
 
 app = typer.Typer(
     name="ddp-scaffold",

@@ -25,10 +25,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cli(template_repo: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`cli("new", "demo")` runs the command as if the package stood in `template_repo`."""
-    from ddp_scaffold import template
     from ddp_scaffold.cli import app
+    from ddp_scaffold.template import source
 
-    monkeypatch.setattr(template, "CHECKOUT", template_repo)
+    monkeypatch.setattr(source, "CHECKOUT", template_repo)
     return lambda *args: CliRunner().invoke(app, list(args), prog_name="ddp-scaffold")
 
 

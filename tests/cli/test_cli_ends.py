@@ -15,7 +15,7 @@ from cli_helpers import SCAFFOLD, git, tree
 from cross_section import every
 
 from ddp_scaffold._errors import ScaffoldError
-from ddp_scaffold.render import publishing
+from ddp_scaffold.creating.destination import publishing
 
 DESTINATIONS = ("absent", "missing parents", "empty", "empty repository")
 

@@ -122,7 +122,7 @@ def test_wrong_usage_is_an_object_with_json(cli, work, args):
 
 
 def test_unexpected_error_is_two_lines_and_debug_shows_the_traceback(cli, work, monkeypatch):
-    monkeypatch.setattr("ddp_scaffold.questions.from_options", lambda *_: 1 / 0)
+    monkeypatch.setattr("ddp_scaffold.creating.create.from_options", lambda *_: 1 / 0)
     plain = cli("new", "demo", "-y")
     assert plain.exit_code == 1
     assert "error: unexpected ZeroDivisionError" in plain.stderr

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from cli_helpers import git, refused, tree
 
-from ddp_scaffold import __version__, template
+from ddp_scaffold import __version__
+from ddp_scaffold.template import source
 
 
 def told(result) -> dict:
@@ -123,7 +124,7 @@ def test_file_and_preset_given_twice(cli, work, own_preset):
 def test_plain_copier_updates_a_project_with_a_preset_of_its_own(cli, work, own_preset, template_repo, monkeypatch):
     git(work, "clone", "--quiet", str(template_repo), "fork")
     fork = work / "fork"
-    monkeypatch.setattr(template, "CHECKOUT", fork)
+    monkeypatch.setattr(source, "CHECKOUT", fork)
     path = own_preset(gpus_per_node=6)
     assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
     before = (work / "demo" / ".copier-answers.yml").read_text()
@@ -134,7 +135,7 @@ def test_plain_copier_updates_a_project_with_a_preset_of_its_own(cli, work, own_
     redirect = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{fork}.insteadOf",
-        "GIT_CONFIG_VALUE_0": template.PUBLIC_URL,
+        "GIT_CONFIG_VALUE_0": source.PUBLIC_URL,
         "COPIER_CACHE_DIR": str(work / "cache"),
     }
     update = [sys.executable, "-m", "copier", "update", "--defaults", "--skip-answered"]

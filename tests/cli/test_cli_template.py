@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import git, refused
 
-from ddp_scaffold import __version__, template
+from ddp_scaffold import __version__
+from ddp_scaffold.template import source
 
 RELEASE = f"v{__version__}"
 
@@ -58,7 +59,7 @@ def test_uncommitted_changes_of_a_fork_are_used_and_told(cli, work, fork):
 
 
 def test_uncommitted_changes_of_the_own_checkout_are_told(cli, work, fork, monkeypatch):
-    monkeypatch.setattr(template, "CHECKOUT", fork)
+    monkeypatch.setattr(source, "CHECKOUT", fork)
     (fork / "templates" / "project" / "EXTRA.txt").write_text("extra\n")
     result = cli("new", "demo", "-y")
     assert "has uncommitted changes; they are not used" in result.stderr
@@ -67,21 +68,21 @@ def test_uncommitted_changes_of_the_own_checkout_are_told(cli, work, fork, monke
 
 def test_checkout_without_tags(cli, work, fork, monkeypatch):
     git(fork, "tag", "--delete", RELEASE)
-    monkeypatch.setattr(template, "CHECKOUT", fork)
+    monkeypatch.setattr(source, "CHECKOUT", fork)
     commit = source_of(cli("new", "demo", "--json"))["commit"]
     assert git(fork, "rev-parse", "HEAD") == f"{commit}\n"  # a short hash could look like a number
 
 
 def test_bundle(cli, work, template_repo, tmp_path, monkeypatch):
     git(template_repo, "bundle", "create", "--quiet", str(tmp_path / "t.bundle"), "HEAD", "main", RELEASE)
-    monkeypatch.setattr(template, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(template, "BUNDLE", tmp_path / "t.bundle")
-    assert source_of(cli("new", "demo", "--json")) == {"source": template.PUBLIC_URL, "commit": RELEASE}
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(source, "BUNDLE", tmp_path / "t.bundle")
+    assert source_of(cli("new", "demo", "--json")) == {"source": source.PUBLIC_URL, "commit": RELEASE}
 
 
 def test_no_template_at_all(cli, work, tmp_path, monkeypatch):
-    monkeypatch.setattr(template, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(template, "BUNDLE", tmp_path / "template.bundle")
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(source, "BUNDLE", tmp_path / "template.bundle")
     refused(cli("new", "demo", "-y"), work, 1, "holds no template", "--template PATH_OR_URL")
 
 
@@ -132,7 +133,7 @@ def test_longer_redirect_of_ours_wins_over_the_users(cli, work, monkeypatch, tmp
 
 
 def redirect_to(mirror: Path, tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "gitconfig").write_text(f'[url "{mirror}"]\n\tinsteadOf = {template.PUBLIC_URL}\n')
+    (tmp_path / "gitconfig").write_text(f'[url "{mirror}"]\n\tinsteadOf = {source.PUBLIC_URL}\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
 
 
@@ -142,15 +143,13 @@ def test_a_mirror_in_the_place_of_the_public_url(cli, work, fork, tmp_path, monk
     git(tmp_path, "clone", "--quiet", "--bare", str(fork), "mirror.git")
     redirect_to(tmp_path / "mirror.git", tmp_path, monkeypatch)
     result = cli("new", "demo", "--json")
-    assert source_of(result) == {"source": template.PUBLIC_URL, "commit": "v99.0.0"}
+    assert source_of(result) == {"source": source.PUBLIC_URL, "commit": "v99.0.0"}
     assert f"releases are taken from {tmp_path}/mirror.git" in result.stderr
 
 
 def test_a_mirror_that_is_not_there_is_named(cli, work, monkeypatch, tmp_path):
     redirect_to(Path("/mirror.git"), tmp_path, monkeypatch)
-    refused(
-        cli("new", "demo", "-y"), work, 1, f"replaces {template.PUBLIC_URL} by /mirror.git", "remove that insteadOf"
-    )
+    refused(cli("new", "demo", "-y"), work, 1, f"replaces {source.PUBLIC_URL} by /mirror.git", "remove that insteadOf")
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a", ""])
@@ -185,7 +184,7 @@ def test_choices_and_defaults_in_other_files_of_a_fork(cli, work, fork):
 @pytest.mark.parametrize("made_from", ["release", "commit after it", "commit without tags"])
 def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, made_from):
     """Also one that was made from a checkout without releases, or past the last one, as developers do."""
-    monkeypatch.setattr(template, "CHECKOUT", fork)
+    monkeypatch.setattr(source, "CHECKOUT", fork)
     if made_from == "commit without tags":
         git(fork, "tag", "--delete", RELEASE)
     if made_from == "commit after it":
@@ -198,7 +197,7 @@ def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch
     redirect = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{fork}.insteadOf",
-        "GIT_CONFIG_VALUE_0": template.PUBLIC_URL,
+        "GIT_CONFIG_VALUE_0": source.PUBLIC_URL,
         "COPIER_CACHE_DIR": str(work / "cache"),
     }
     update = [sys.executable, "-m", "copier", "update", "--defaults", "--skip-answered"]

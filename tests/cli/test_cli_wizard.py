@@ -13,8 +13,8 @@ import yaml
 from cli_helpers import SCAFFOLD, git
 from cross_section import every
 
-from ddp_scaffold.questions import load_questions
-from ddp_scaffold.search_list import Entry, matching
+from ddp_scaffold.creating.search_list import Entry, matching
+from ddp_scaffold.template.questions import load_questions
 
 UP, DOWN, ENTER, BACKSPACE, CTRL_C = "\x1b[A", "\x1b[B", "\r", "\x7f", "\x03"
 DRAWN = "\x1b[?7h"  # lines wrap again: the prompt is drawn and reads keys

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_scaffold import presets
-from ddp_scaffold.schema import Preset
+from ddp_scaffold.presets import load
+from ddp_scaffold.presets.schema import Preset
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -124,7 +124,7 @@ def test_the_pages_are_those_of_the_presets() -> None:
     stale = {path.name for path, content in written.items() if not path.exists() or path.read_text("utf-8") != content}
     gone = {path.name for path in make_clusters.FOLDER.glob("*.md")} - {path.name for path in written}
     assert not stale | gone, "run `make clusters`"
-    assert {f"{path.stem}.md" for path in presets.files()} == {path.name for path in written} - {
+    assert {f"{path.stem}.md" for path in load.files()} == {path.name for path in written} - {
         "index.md",
         "mkdocs.yml",
     }

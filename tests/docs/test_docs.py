@@ -207,7 +207,7 @@ def test_every_command_has_its_section() -> None:
 
 
 def test_questions_and_json_keys_are_those_of_the_template(template_repo: Path, tmp_path: Path) -> None:
-    from ddp_scaffold.questions import load_questions
+    from ddp_scaffold.template.questions import load_questions
 
     questions = load_questions((ROOT / "copier.yml").read_text("utf-8"), lambda path: (ROOT / path).read_text("utf-8"))
     asked = {name for name, question in questions.items() if not question.computed}
@@ -222,7 +222,7 @@ def test_questions_and_json_keys_are_those_of_the_template(template_repo: Path, 
 
 
 def test_preset_fields_are_those_of_the_schema() -> None:
-    from ddp_scaffold.schema import EnvLine, Preset
+    from ddp_scaffold.presets.schema import EnvLine, Preset
 
     fields, lines = section("presets.md", "## Fields").split("### Lines of environment files")
     described = {name: row[2] == "yes" for row in rows(fields) for name in codes(row[0])}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_scaffold import presets
+from ddp_scaffold.presets import load
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "installed"
     directory.mkdir()
     for name in ("local", "generic-slurm"):
-        shutil.copy(presets.CHECKOUT / f"{name}.yml", directory)
-    monkeypatch.setattr(presets, "CHECKOUT", directory)
+        shutil.copy(load.CHECKOUT / f"{name}.yml", directory)
+    monkeypatch.setattr(load, "CHECKOUT", directory)
     return directory

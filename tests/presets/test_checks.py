@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from preset_helpers import fact, preset, run
 
-from ddp_scaffold import patterns
+from ddp_scaffold.presets import patterns
 
 ENV = {"name": "NCCL_NET", "value": "OFI", "read_by": "NCCL", "why": "x", "source": "a page", "confidence": "seen"}
 PBS = {"scheduler": fact("pbs"), "launcher": fact("mpiexec"), "gpu_request": fact(None)}

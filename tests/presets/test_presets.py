@@ -14,8 +14,8 @@ import typer
 import yaml
 from preset_helpers import fact, preset, run
 
-from ddp_scaffold import fields, presets, schema
 from ddp_scaffold.cli import app
+from ddp_scaffold.presets import fields, load, schema
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "templates/presets").glob("*.yml"), key=lambda path: path.stem)
@@ -36,41 +36,41 @@ def broken(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_preset_is_valid(path: Path) -> None:
-    assert presets.load(path).name == path.stem
+    assert load.load_preset(path).name == path.stem
 
 
 def test_every_preset_can_be_chosen() -> None:
     choices = yaml.safe_load((ROOT / "templates/questions/presets.yml").read_text()).values()
-    assert sorted(set(choices) - {"own"}) == [path.stem for path in FILES] == [path.stem for path in presets.files()]
+    assert sorted(set(choices) - {"own"}) == [path.stem for path in FILES] == [path.stem for path in load.files()]
 
 
 def test_keywords_are_read_without_the_rest(installed: Path) -> None:
     (installed / "generic-slurm.yml").write_text("keywords: {\n")
     (installed / "local.yml").write_text("keywords: 5\n")
     preset(installed, "block", keywords=["Alps", "two words", "8"])
-    assert presets.keywords() == {"block": ["Alps", "two words", "8"]}
+    assert load.keywords() == {"block": ["Alps", "two words", "8"]}
 
 
 def test_keywords_are_those_of_the_files() -> None:
     read = {path.stem: yaml.safe_load(path.read_text()).get("keywords", []) for path in FILES}
-    assert presets.keywords() == read
+    assert load.keywords() == read
 
 
 def test_unknown_is_not_unset(tmp_path: Path) -> None:
-    local, slurm = (presets.load(ROOT / "templates/presets" / f"{name}.yml") for name in ("local", "generic-slurm"))
+    local, slurm = (load.load_preset(ROOT / "templates/presets" / f"{name}.yml") for name in ("local", "generic-slurm"))
     assert local.master_addr is None  # unknown, or of no meaning
     assert slurm.nccl_socket_ifname is not None
     assert slurm.nccl_socket_ifname.value is None  # left open on purpose, and the source says why
     text = (ROOT / "templates/presets/local.yml").read_text()
     path = tmp_path / "local.yml"
     path.write_text(text.replace("value: none", "value:"))  # a scheduler cannot be left open
-    with pytest.raises(presets.PresetError, match=r"scheduler\.value"):
-        presets.load(path)
+    with pytest.raises(load.PresetError, match=r"scheduler\.value"):
+        load.load_preset(path)
 
 
 def test_all_problems_at_once(broken: Path) -> None:
-    with pytest.raises(presets.PresetError) as caught:
-        presets.load(broken)
+    with pytest.raises(load.PresetError) as caught:
+        load.load_preset(broken)
     assert {(problem.field, problem.reason) for problem in caught.value.problems} == {
         ("scheduler.value", "must be 'none', 'slurm' or 'pbs'"),
         ("gpus_per_node.value", "must be a valid integer"),
@@ -101,8 +101,8 @@ def test_all_problems_at_once(broken: Path) -> None:
 def test_files_that_are_no_presets(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "x.yml"
     path.write_text(text)
-    with pytest.raises(presets.PresetError) as caught:
-        presets.load(path)
+    with pytest.raises(load.PresetError) as caught:
+        load.load_preset(path)
     assert reason in str(caught.value)
 
 
@@ -325,8 +325,8 @@ def test_special_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.yml")
     (tmp_path / "huge.yml").write_text("#" * (1 << 20) + "\n")
     for path in (tmp_path / "fifo.yml", tmp_path / "huge.yml", tmp_path, Path("/dev/zero")):
-        with pytest.raises(presets.PresetError, match="no file, or one of more than 128 kB"):
-            presets.load(path)
+        with pytest.raises(load.PresetError, match="no file, or one of more than 128 kB"):
+            load.load_preset(path)
 
 
 @pytest.mark.parametrize("hidden", ["\\0", "\\a", "\\u202e", "\\u200b", "\\n"])
@@ -334,5 +334,5 @@ def test_characters_that_hide_what_stands_there_are_refused(tmp_path: Path, hidd
     text = (ROOT / "templates/presets/local.yml").read_text()
     path = tmp_path / "local.yml"
     path.write_text(text.replace("title: ", f'title: "a{hidden}b" # ', 1))
-    with pytest.raises(presets.PresetError, match="title: "):
-        presets.load(path)
+    with pytest.raises(load.PresetError, match="title: "):
+        load.load_preset(path)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from preset_helpers import run
 
-from ddp_scaffold import presets, probe
+from ddp_scaffold.presets import load, probe
 
 ROOT = Path(__file__).parents[2]
 TODAY = datetime.date.today()
@@ -146,7 +146,7 @@ def test_on_the_login_node_of_a_slurm_cluster() -> None:
     assert {limit["confidence"] for limit in data["limits"]} == {"probed"}
     assert any("not made inside a job" in line for line in data["not_found"])
     assert "A100-SXM4" not in Path("acme.yml").read_text()  # a GPU of the login node
-    preset = presets.load(Path("acme.yml"))
+    preset = load.load_preset(Path("acme.yml"))
     assert preset.launcher.value == "srun"
 
 
@@ -318,7 +318,9 @@ def test_a_command_that_hangs_is_ended(tool: Tool, tmp_path: Path, monkeypatch: 
         time.sleep(0.05)
 
 
-HANGS = "import sys; from ddp_scaffold import cli, probe; probe.TIMEOUT_S = 3; cli.main()"
+HANGS = (
+    "import sys; from ddp_scaffold import cli; from ddp_scaffold.presets import probe; probe.TIMEOUT_S = 3; cli.main()"
+)
 
 
 def test_a_terminal_shows_what_is_asked_and_what_gave_no_answer(tool: Tool) -> None:
@@ -430,7 +432,7 @@ def test_output_elsewhere(tmp_path: Path) -> None:
         code, text = run("init", f"desk{number}", "-y", "--output", str(output))
         assert code == 0
         assert f"--preset '{tmp_path}/a dir/desk{number}.yml'" in text
-        assert presets.load(tmp_path / "a dir" / f"desk{number}.yml").extends == "local"
+        assert load.load_preset(tmp_path / "a dir" / f"desk{number}.yml").extends == "local"
 
 
 @pytest.fixture
@@ -541,7 +543,7 @@ def test_pbs_is_answered(dialog: Any) -> None:
             "Directory for caches": "",
         },
     )
-    preset = presets.load(Path("acme.yml"))
+    preset = load.load_preset(Path("acme.yml"))
     assert (preset.launcher.value, preset.gpu_request and preset.gpu_request.value) == ("mpiexec", "ngpus")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from test_launch import ONLY_FOR_RECOVERY, READ_BY_NOBODY, words
 
-from ddp_scaffold import presets
-from ddp_scaffold.schema import EnvLine, Preset
+from ddp_scaffold.presets import load
+from ddp_scaffold.presets.schema import EnvLine, Preset
 
 ROOT = Path(__file__).parents[2]
 CROSS_SECTION = {"olcf-frontier", "alcf-polaris", "tacc-vista", "jsc-juwels-booster", "azure-nd-h100-v5"}
@@ -39,7 +39,7 @@ def launchers(preset: Preset) -> list[str]:
     return ["ibrun"] if preset.launcher.value == "ibrun" else ["srun", "torchrun"]
 
 
-CASES: list[Case] = [(path.stem, launcher) for path in FILES for launcher in launchers(presets.load(path))]
+CASES: list[Case] = [(path.stem, launcher) for path in FILES for launcher in launchers(load.load_preset(path))]
 QUICK = [case for case in CASES if case[0] in CROSS_SECTION]
 
 
@@ -51,7 +51,7 @@ def rendered(render: Callable[..., Path]) -> Callable[[Case], Path]:
     def project(case: Case) -> Path:
         if case not in made:
             name, launcher = case
-            slurm = presets.load(ROOT / f"templates/presets/{name}.yml").scheduler.value == "slurm"
+            slurm = load.load_preset(ROOT / f"templates/presets/{name}.yml").scheduler.value == "slurm"
             made[case] = render({"preset": name, **({"launcher": launcher} if slurm else {})})
         return made[case]
 
@@ -73,7 +73,7 @@ def project(case: Case, rendered: Callable[[Case], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def preset(case: Case) -> Preset:
-    return presets.load(ROOT / f"templates/presets/{case[0]}.yml")
+    return load.load_preset(ROOT / f"templates/presets/{case[0]}.yml")
 
 
 def scripts(project: Path) -> list[Path]:

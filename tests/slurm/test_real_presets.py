@@ -13,7 +13,7 @@ import pytest
 import yaml
 from launch_helpers import environment, with_standin
 
-from ddp_scaffold import presets
+from ddp_scaffold.presets import load
 
 flaky = pytest.mark.flaky(reruns=1, reason="Slurm's own timers of seconds, on a machine that may have other work")
 pytestmark = [pytest.mark.slurm, flaky]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SLURM = [
     path.stem
     for path in sorted((ROOT / "templates" / "presets").glob("*.yml"))
-    if presets.load(path).scheduler.value == "slurm"
+    if load.load_preset(path).scheduler.value == "slurm"
 ]
 
 
@@ -128,7 +128,7 @@ def own_preset(directory: Path, launcher: str, rule: str = "first-host") -> dict
         text += "master_suffix: {value: i, source: the test, confidence: probed}\n"
     file = directory / "own-site.yml"
     file.write_text(text)
-    presets.load(file)
+    load.load_preset(file)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 

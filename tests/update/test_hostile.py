@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from update_helpers import URL, change, commit, copier, git, make, record, state, update
 
-from ddp_scaffold.harmless import NOT_RENDERED
+from ddp_scaffold.template.harmless import NOT_RENDERED
 
 # Two ways in which git comes to run a program.
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = {mode}\n\tbare = false\n\tfsmonitor = {script}\n{more}"

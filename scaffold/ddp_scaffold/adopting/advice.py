@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from .._git import run_git
 from . import habits, rank0, rules
@@ -45,10 +44,6 @@ class Advice:
     changes: list[Change]
     unread: list[str]
     framework: str = ""
-
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Return the lines for JSON."""
-        return [asdict(change) for change in self.changes]
 
 
 def own_files(root: Path, ours: Iterable[str] = ()) -> list[str]:

@@ -8,19 +8,31 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .._errors import ScaffoldError, UsageError, show
 from .._git import enclosing_work_tree, run_git
-from ..questions import Given, Question
-from ..summary import ANSWERS_FILE
-from .advice import advise, own_files, script_of
+from ..template.given import ANSWERS_FILE, Given
+from ..template.questions import Question
+from .advice import Change, advise, own_files, script_of
 from .sketch import sketch
 
 OPTION = "--into-existing"
 MAY_STAY = ".gitattributes"  # of what would be written: the user's serves as well
 REQUIREMENTS = "pydantic pydantic-settings PyYAML tqdm"  # of ddp/, beside torch
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What a project beside code that exists has in addition: the fields are those of `new --into-existing --json`."""
+
+    next: list[str]  # commands to type
+    kept: list[str]  # paths that stay as they are
+    changes: list[Change]
+    sketch: list[str]  # lines of a main function
+    notes: list[str]
 
 
 def check_repository(text: str) -> Path:
@@ -132,9 +144,10 @@ def _claim(copy: Path, target: Path) -> None:
         os.replace(copy, target)
 
 
-def describe(dest: str, directory: Path, kept: Sequence[str], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `new --json` prints in addition: what to change, and other commands to type."""
-    answers, files, start = result["answers"], result["files"], result["next"][-1]
+def describe(
+    dest: str, directory: Path, kept: Sequence[str], answers: Mapping[str, Any], files: Sequence[str], start: str
+) -> Adoption:
+    """Return what the user has to do about code that exists. `start` is the command that starts a training."""
     package, command, source = answers["package"], answers["command"], answers["source_folder"]
     own = own_files(directory, ours=[_top(name) for name in files])
     advice = advise(directory, own, command, source)
@@ -145,13 +158,7 @@ def describe(dest: str, directory: Path, kept: Sequence[str], result: Mapping[st
         notes.append(
             f"{advice.framework} makes process groups and loops of its own; ddp/ is for loops in plain PyTorch"
         )
-    return {
-        "next": _next_steps(dest, directory, files, start),
-        "kept": list(kept),
-        "changes": advice.as_dicts(),
-        "sketch": sketch(package),
-        "notes": notes,
-    }
+    return Adoption(_next_steps(dest, directory, files, start), list(kept), advice.changes, sketch(package), notes)
 
 
 def _next_steps(dest: str, directory: Path, files: Sequence[str], start: str) -> list[str]:

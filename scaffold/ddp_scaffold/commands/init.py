@@ -18,7 +18,7 @@ from .. import _output
 from .._errors import ScaffoldError, UsageError, file_path, show
 
 if TYPE_CHECKING:
-    from ..draft import Draft
+    from ..presets.draft import Draft
 
 
 def init(
@@ -45,10 +45,10 @@ def init(
     """
     import datetime
 
-    from ..ask import ask, settle
-    from ..draft import Draft, write
-    from ..presets import PresetError
-    from ..probe import probe as look
+    from ..presets.ask import ask, settle
+    from ..presets.draft import Draft, write
+    from ..presets.load import PresetError
+    from ..presets.probe import probe as look
 
     _check_name(name)
     path = _path(name, output)
@@ -91,8 +91,8 @@ def init(
 def _check_name(name: str) -> None:
     import re
 
-    from ..own_preset import OWN
-    from ..presets import find
+    from ..presets.load import find
+    from ..template.own_preset import OWN
 
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) or len(name) > 60:
         raise UsageError(f"NAME {show(name)} is no name of a preset", "Write it as my-cluster: a-z, 0-9 and hyphens.")
@@ -138,8 +138,8 @@ def _tell(draft: Draft, told: set[str]) -> None:
 
 
 def _value(value: object) -> str:
-    from ..fields import text
-    from ..schema import Account
+    from ..presets.fields import text
+    from ..presets.schema import Account
 
     return text(Account(**value) if isinstance(value, dict) else value)
 

@@ -49,9 +49,9 @@ def list_presets(
     """
     import datetime
 
-    from ..facts import age
-    from ..fields import gpus
-    from ..presets import files
+    from ..presets.facts import age
+    from ..presets.fields import gpus
+    from ..presets.load import files
 
     presets = [(path, preset) for path in files() if _matches(preset := _load(path)[0], words or [])]
     if as_json:
@@ -103,9 +103,9 @@ def show_preset(
     import datetime
     import difflib
 
-    from ..facts import age, is_old
-    from ..fields import tables
-    from ..presets import files, find
+    from ..presets.facts import age, is_old
+    from ..presets.fields import tables
+    from ..presets.load import files, find
 
     path = Path(name) if name.endswith((".yml", ".yaml")) else find(name)
     if path is None:
@@ -139,13 +139,13 @@ def check_presets(
     """
     import datetime
 
-    from ..checks import future
-    from ..presets import PresetError, Problem, load
+    from ..presets.checks import future
+    from ..presets.load import PresetError, Problem, load_preset
 
     found: dict[str, list[Problem]] = {}
     for path in paths:
         try:
-            late = future(load(path), datetime.date.today())
+            late = future(load_preset(path), datetime.date.today())
             found[str(path)] = [Problem(str(path), field, reason) for field, reason in late]
         except PresetError as error:
             found[str(path)] = error.problems
@@ -185,7 +185,7 @@ def print_schema() -> None:
 
     Exit codes: 0 done.
     """
-    from ..json_schema import json_schema
+    from ..presets.json_schema import json_schema
 
     _output.say_json(json_schema())
 
@@ -197,7 +197,7 @@ def _matches(preset: Any, words: list[str]) -> bool:
 
 def _load(path: Path) -> Any:
     """Return a preset, and where the fields come from that it takes over. Raises ScaffoldError."""
-    from ..presets import PresetError, load_with_origins
+    from ..presets.load import PresetError, load_with_origins
 
     try:
         return load_with_origins(path)

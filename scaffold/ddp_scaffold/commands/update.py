@@ -82,7 +82,7 @@ def update(
     130 interrupted.
     """
     from .._git import require_git
-    from ..template import open_template
+    from ..template.source import open_template
     from ..updating import trial
     from ..updating.lock import only_update
     from ..updating.plan import begin, plan, require_project

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .. import own_preset
 from .._errors import UsageError
-from ..questions import Given, check, is_default, load_questions
-from ..render import Rendered, answer, refuse_skipped
-from ..template import Template
+from ..template import own_preset
+from ..template.given import Given
+from ..template.questions import check, is_default, load_questions
+from ..template.render import Rendered, answer, refuse_skipped
+from ..template.source import Template
 from .recorded import Recorded, Refused
 
 # What these decided is the user's since: another answer would reach nothing, or tear the project apart.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .. import own_preset
 from .._git import git, run_git
-from ..template import is_public
+from ..template import own_preset
+from ..template.source import is_public
 from .answers import SETTLED
 from .changelog import version
 from .recorded import Recorded, Refused
@@ -81,7 +81,7 @@ def _show(project: Path, commit: str, name: str) -> str:
 def _content(text: str) -> Mapping[str, Any]:
     import yaml
 
-    from ..yaml_text import BoundedText
+    from ..presets.yaml_text import BoundedText
 
     try:
         content = yaml.load(text, BoundedText)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from .._git import git
-from ..questions import Given
+from ..template.given import Given
 from .recorded import Recorded
 
 

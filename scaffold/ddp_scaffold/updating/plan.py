@@ -11,10 +11,10 @@ from packaging.version import Version
 
 from .._errors import ScaffoldError, UsageError
 from .._git import enclosing_work_tree, git, run_git
-from ..harmless import require_harmless
-from ..questions import from_options
-from ..summary import needs
-from ..template import Template
+from ..presets.facts import needs
+from ..template.harmless import require_harmless
+from ..template.questions import from_options
+from ..template.source import Template
 from . import package, trial
 from .answers import answers_for_cluster, answers_for_update, refuse_settled
 from .changelog import gained, version

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import REFUSED, ScaffoldError
-from ..questions import Given, from_file
+from ..template.given import Given, from_file
 
 MAIN = ".copier-answers.yml"
 
@@ -66,7 +66,7 @@ def read(project: Path) -> list[Recorded]:
 def _read(path: Path) -> Recorded:
     import yaml
 
-    from ..yaml_text import BoundedText
+    from ..presets.yaml_text import BoundedText
 
     given = from_file(path)
     try:

@@ -6,7 +6,7 @@ import shlex
 
 import typer
 
-from ..template import is_public
+from ..template.source import is_public
 from .recorded import MAIN, Refused
 
 

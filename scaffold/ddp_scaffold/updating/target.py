@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .. import __version__
 from .._git import git, run_git
-from ..own_preset import is_file
-from ..template import Template
+from ..template.own_preset import is_file
+from ..template.source import Template
 from .changelog import version
 from .recorded import Refused
 

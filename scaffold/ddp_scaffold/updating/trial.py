@@ -17,10 +17,10 @@ from typing import Any
 
 from .._errors import ScaffoldError
 from .._git import complaint, git
-from ..harmless import NOT_RENDERED
-from ..redirect import environment, git_settings
-from ..render import copier_settings
-from ..template import Template
+from ..template.copier_calls import copier_settings
+from ..template.harmless import NOT_RENDERED
+from ..template.redirect import environment, git_settings
+from ..template.source import Template
 from . import compare, package
 from .recorded import Recorded, Refused
 

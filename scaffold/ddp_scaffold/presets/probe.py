@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from . import _output
+from .. import _output
 from .draft import Draft
 from .probe_slurm import probe_slurm
 

@@ -1,4 +1,4 @@
-"""What follows from the answers: for people before anything is written, and as JSON."""
+"""What follows from the answers: typed, as JSON, and for people before anything is written."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import datetime
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ._errors import ScaffoldError
-from .facts import is_old
-from .own_preset import ANSWER
-from .questions import Question, is_default
-from .render import Rendered, copier_settings
+from .. import _output
+from .._errors import ScaffoldError
+from ..adopting.existing import Adoption
+from ..presets.facts import is_old, needs
+from ..template.copier_calls import copier_settings
+from ..template.given import ANSWERS_FILE
+from ..template.own_preset import ANSWER
+from ..template.questions import Question, is_default
+from ..template.render import Rendered
 
-ANSWERS_FILE = ".copier-answers.yml"
+TORCH_NOTE = "pip takes torch from PyPI, on Linux its CUDA build; for another, install torch first: https://pytorch.org"
 
 # The order that the clocks must keep, and the answer that holds each, in seconds.
 CLOCKS = {
@@ -29,10 +34,56 @@ CLOCKS = {
 STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
 
 
+@dataclass(frozen=True)
+class Follows:
+    """What follows from the answers."""
+
+    package: str | None
+    tracker: str | None
+    world_size: int | None  # None: counted when training starts
+    max_restarts: int | None
+    clocks_s: Mapping[str, Any]
+    scripts: list[str]
+    place: Mapping[str, str] | None  # what the preset says of itself
+    needs: list[str]  # what a job there will be refused without
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The template, as the project records it."""
+
+    source: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project that was rendered, written or not. The fields are those of `new --json`; see `commands/new.py`."""
+
+    destination: str
+    answers: Mapping[str, Any]
+    command: str
+    files: list[str]
+    next: list[str]
+    template: Origin
+    follows: Follows
+    adoption: Adoption | None = None
+
+    def adopted(self, adoption: Adoption) -> Project:
+        """Return the project as one beside code that exists, which takes other commands to go on."""
+        return replace(self, next=adoption.next, adoption=adoption)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `new --json` prints."""
+        fields = {"version": 1, **asdict(self)}
+        adoption = fields.pop("adoption")
+        return {**fields, **(adoption or {})}
+
+
 def describe(
     dest: str, destination: Path, staged: Path, files: Sequence[str], rendered: Rendered, command: str
-) -> dict[str, Any]:
-    """Return the object that `new --json` prints; see `commands/new.py`. `dest` is the destination as it was typed.
+) -> Project:
+    """Return the project in `staged`. `dest` is the destination as it was typed.
 
     Raises ScaffoldError if the rendered project does not record where it came from.
     """
@@ -46,31 +97,68 @@ def describe(
         )
     facts = rendered.facts
     scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch", ".pbs"))]
-    return {
-        "version": 1,
-        "destination": str(destination),
-        "answers": rendered.answers,
-        "command": command,
-        "files": list(files),
-        "next": [f"cd {shlex.quote(dest)}", "python -m pip install -e .", _start(scripts, rendered.answers)],
-        "template": {"source": recorded["_src_path"], "commit": recorded["_commit"]},
-        "follows": {
-            "package": facts.get("package"),
-            "tracker": None if "command" in rendered.answers else facts.get("tracker"),
-            "world_size": _world_size(rendered.answers),
-            "max_restarts": facts.get("max_restarts"),
-            "clocks_s": {clock: facts.get(name) for clock, name in CLOCKS.items()},
-            "scripts": scripts,
-            "place": _place(facts),
-            "needs": needs(facts),
-        },
-    }
+    follows = Follows(
+        package=facts.get("package"),
+        tracker=None if "command" in rendered.answers else facts.get("tracker"),
+        world_size=_world_size(rendered.answers),
+        max_restarts=facts.get("max_restarts"),
+        clocks_s={clock: facts.get(name) for clock, name in CLOCKS.items()},
+        scripts=scripts,
+        place=_place(facts),
+        needs=needs(facts),
+    )
+    return Project(
+        destination=str(destination),
+        answers=rendered.answers,
+        command=command,
+        files=list(files),
+        next=[f"cd {shlex.quote(dest)}", "python -m pip install -e .", _start(scripts, rendered.answers)],
+        template=Origin(recorded["_src_path"], recorded["_commit"]),
+        follows=follows,
+    )
 
 
-def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return labelled lines for the object of `describe`."""
-    follows, answers, files = result["follows"], result["answers"], result["files"]
-    world = follows["world_size"] or "counted at the start: one a GPU, or 2 without GPUs"
+def show(project: Project) -> None:
+    """Print what follows from the answers, and the command that gives the same."""
+    _output.rows("What follows from the answers", summary(project))
+    _output.commands("The same without questions:", [project.command])
+
+
+def show_changes(adoption: Adoption) -> None:
+    """Print what else follows for code that exists: which of its lines to change, and what it then looks like."""
+    for path in adoption.kept:
+        _output.note(f"kept: {path} exists, and stays as it is")
+    for text in adoption.notes:
+        _output.note(text)
+    _output.say()
+    _output.say(f"Lines of your own code to change: {len(adoption.changes)} (ddp-scaffold changes none of them)")
+    for change in adoption.changes:
+        _output.say()
+        _output.say(f"  {change.file}:{change.line}  {change.text}")
+        _output.say(f"    why      {change.why}")
+        _output.say(f"    instead  {change.instead}")
+    _output.commands("What the main function then looks like:", adoption.sketch)
+
+
+def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:
+    """Print what was written, or would be, and the commands to go on with; first the summary, unless it was shown."""
+    if not shown:
+        show(project)
+    if project.adoption:
+        show_changes(project.adoption)
+    if dry_run:
+        _output.commands(f"{len(project.files)} files would be written to {project.destination}:", project.files)
+        return
+    _output.commands(f"{len(project.files)} files written to {project.destination}. Next:", project.next)
+    if not project.adoption:
+        _output.say()
+        _output.say(TORCH_NOTE)
+
+
+def summary(project: Project) -> list[tuple[str, str]]:
+    """Return labelled lines for a project."""
+    follows, answers, files = project.follows, project.answers, project.files
+    world = str(follows.world_size or "counted at the start: one a GPU, or 2 without GPUs")
     if "nodes" in answers:
         nodes, gpus = answers["nodes"], answers["gpus_per_node"]
         plural = "s" if nodes != 1 else "", "s" if gpus != 1 else ""
@@ -78,25 +166,25 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     metrics = (
         ""
         if "command" in answers
-        else "runs/<id>/metrics.jsonl" + ("" if follows["tracker"] == "none" else f" and {follows['tracker']}")
+        else "runs/<id>/metrics.jsonl" + ("" if follows.tracker == "none" else f" and {follows.tracker}")
     )
-    place = follows["place"] or {}
+    place = follows.place or {}
     old = place.get("verified_on") and is_old(datetime.date.fromisoformat(place["verified_on"]), datetime.date.today())
     warning = "; MORE THAN A YEAR AGO: check it with the site's pages" if old else ""
     where = f"{place['title']}, {place['status']}, verified {place['verified_on']}{warning}" if place else ""
     folders = Counter(name.partition("/")[0] if "/" in name else "top level" for name in files)
     rows = [
         ("place", where),
-        ("still needed", "; ".join(follows["needs"])),
+        ("still needed", "; ".join(follows.needs)),
         ("package", _package(answers)),
         ("starts", f"python {answers['command']}" if "command" in answers else ""),
-        ("processes", str(world)),
-        ("clocks", " < ".join(f"{clock} {seconds} s" for clock, seconds in follows["clocks_s"].items())),
-        ("restarts", f"at most {follows['max_restarts']}, from the last checkpoint"),
+        ("processes", world),
+        ("clocks", " < ".join(f"{clock} {seconds} s" for clock, seconds in follows.clocks_s.items())),
+        ("restarts", f"at most {follows.max_restarts}, from the last checkpoint"),
         ("metrics", "" if "command" in answers else metrics),
-        ("scripts", ", ".join(follows["scripts"]) or "none"),
+        ("scripts", ", ".join(follows.scripts) or "none"),
         ("files", f"{len(files)}: " + ", ".join(f"{folder} {count}" for folder, count in folders.items())),
-        ("template", f"{result['template']['source']} at {result['template']['commit']}"),
+        ("template", f"{project.template.source} at {project.template.commit}"),
     ]
     return [(label, text) for label, text in rows if text]
 
@@ -150,25 +238,6 @@ def _place(facts: Mapping[str, Any]) -> dict[str, str] | None:
     preset = facts.get("preset_data")
     names = ("name", "title", "status", "verified_on")
     return {name: str(preset.get(name)) for name in names} if isinstance(preset, dict) else None
-
-
-def needs(facts: Mapping[str, Any]) -> list[str]:
-    """Return what a job there will be refused without, and no answer has given."""
-    known = facts.get("known") or {}
-    account = known.get("account")
-    pbs = known.get("scheduler") == "pbs"
-    found = []
-    if not facts.get("partition") and known.get("partition"):
-        found.append(f"a partition: {known['partition']} does not take {facts.get('nodes')} nodes")
-    elif pbs and not facts.get("partition") and known.get("limits"):
-        found.append("a queue (--set partition=..., or qsub -q NAME for each job)")
-    if not account or not account.get("required") or facts.get("account"):
-        return found
-    submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
-    return [
-        *found,
-        f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)",
-    ]
 
 
 def _world_size(answers: Mapping[str, Any]) -> int | None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import _output, own_preset
-from ._errors import ScaffoldError
-from .facts import tell
-from .questions import Given, Question, check
-from .render import Rendered, SuggestionRefused, example_name, refuse_skipped
+from .. import _output
+from .._errors import ScaffoldError
+from ..presets.facts import tell
+from ..template import own_preset
+from ..template.given import Given
+from ..template.questions import Question, check
+from ..template.render import Rendered, SuggestionRefused, example_name, refuse_skipped
 
 # A preset's value decides these. Of partition and QoS it holds only a default: the right one depends on the job.
 DECIDED = ("launcher", "gpus_per_node", "cpus_per_task", "modules")
@@ -70,7 +72,7 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
     """
     import questionary
 
-    from .presets import keywords
+    from ..presets.load import keywords
     from .search_list import Entry, SearchList
 
     words = keywords()

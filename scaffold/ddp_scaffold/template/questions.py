@@ -1,8 +1,6 @@
-"""The questions of `copier.yml`, and the answers given on the command line or in a file.
+"""The questions of `copier.yml`, and whether given answers fit them.
 
-Copier takes unknown keys in silence and computed ones as overrides, so both are refused here, by name. Values are
-text until their question's type is known: an answers file is read without YAML's guesses, under which
-`walltime: 12:00:00` would be the number 43200.
+Copier takes unknown keys in silence and computed ones as overrides, so both are refused here, by name.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ._errors import ScaffoldError, UsageError, show
+from .._errors import ScaffoldError, UsageError, show
+from . import own_preset
+from .given import Given
 
-RECORDED_BY_COPIER = ("_commit", "_src_path")  # in every .copier-answers.yml, which thus can serve as answers file
 FEW = 12  # more choices than these do not fit into a message
 
 
@@ -30,15 +28,6 @@ class Question:
     choices: Mapping[str, str]  # each with its text; empty if free text, or if only the template knows them
     computed: bool  # follows from other answers and is never asked
     help: str = ""
-
-
-@dataclass(frozen=True)
-class Given:
-    """An answer as the user wrote it, and where: `--set nodes`, or `answers.yml:3`."""
-
-    text: str
-    where: str
-    plain: bool = True  # False: a mapping or list, in `text` as YAML
 
 
 def load_questions(copier_yml: str, read: Callable[[str], str] | None = None) -> dict[str, Question]:
@@ -101,8 +90,6 @@ def _choices(choices: Any, read: Callable[[str], str] | None) -> dict[str, str]:
 
 def from_options(preset: str | None, model: str | None, pairs: Iterable[str]) -> dict[str, Given]:
     """Return what --preset, --model and --set say. Raises UsageError for a malformed or repeated one, or a bad file."""
-    from . import own_preset
-
     given = {}
     if preset is not None and own_preset.is_file(preset):
         given.update(own_preset.read(preset, "--preset"))
@@ -118,54 +105,6 @@ def from_options(preset: str | None, model: str | None, pairs: Iterable[str]) ->
             raise UsageError(f"{show(name)} is given twice", "Keep one of them.")
         given[name] = Given(text, f"--set {name}")
     return given
-
-
-def from_file(path: Path) -> dict[str, Given]:
-    """Return the answers in a YAML mapping of plain values. Raises UsageError that names the file and the line."""
-    import yaml
-
-    from .yaml_text import ANSWERS_BYTES, BoundedText
-
-    if path.exists() and not (path.is_file() and path.stat().st_size <= ANSWERS_BYTES):
-        most = f"{ANSWERS_BYTES >> 10} kB"
-        raise UsageError(f"{path}: cannot be read: no file, or one of more than {most}", "Give --answers a YAML file.")
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=BoundedText)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read: {reason}", "Give --answers a YAML file.") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "unreadable"
-        raise UsageError(f"{where}: not valid YAML: {problem}", "Write one `key: value` a line.") from error
-    except RecursionError as error:
-        raise UsageError(f"{path}: is nested too deeply", "Write one `key: value` a line.") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise UsageError(f"{path}: is not a mapping of keys to values", "Write one `key: value` a line.")
-    given: dict[str, Given] = {}
-    for key, value in root.value:
-        where = f"{path}:{key.start_mark.line + 1}"
-        if not isinstance(key, yaml.ScalarNode):
-            raise UsageError(f"{where}: a key must be plain text", "Write it as `key: value`.")
-        if key.value in given:
-            raise UsageError(f"{where}: {show(key.value)} is given twice", "Keep one of them.")
-        if not isinstance(value, yaml.ScalarNode):
-            given[key.value] = Given(_as_text(value, where), where, plain=False)
-        elif key.value not in RECORDED_BY_COPIER:
-            null = value.style is None and value.value in ("~", "null")
-            given[key.value] = Given("" if null else value.value, where)
-    return given
-
-
-def _as_text(node: Any, where: str) -> str:
-    """Return a mapping or list as YAML, its values as they stand in the file."""
-    import yaml
-
-    try:
-        return str(yaml.serialize(node, Dumper=yaml.BaseDumper))
-    except RecursionError as error:
-        raise UsageError(f"{where}: is nested too deeply", "Write one `key: value` a line.") from error
 
 
 def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict[str, Any]:
@@ -208,7 +147,7 @@ def _parse(name: str, answer: Given) -> Any:
     """Return what an answer in YAML holds."""
     import yaml
 
-    from .yaml_text import BoundedLoader
+    from ..presets.yaml_text import BoundedLoader
 
     try:
         return yaml.load(answer.text, BoundedLoader)

@@ -18,8 +18,8 @@ from . import checks, schema
 from .schema import Preset
 from .yaml_text import PRESET_BYTES, BoundedLoader
 
-CHECKOUT = Path(__file__).parents[2] / "templates" / "presets"  # when the package runs from a source checkout
-PACKAGED = Path(__file__).with_name("presets")  # in a wheel: the same files, as package data
+CHECKOUT = Path(__file__).parents[3] / "templates" / "presets"  # when the package runs from a source checkout
+PACKAGED = Path(__file__).with_name("files")  # in a wheel: the same files, as package data
 
 MAX_PARENTS = 2  # `extends` may be followed so many times; copier.yml holds one computed answer for each
 
@@ -71,7 +71,7 @@ def keywords() -> dict[str, list[str]]:
     return found
 
 
-def load(path: Path) -> Preset:
+def load_preset(path: Path) -> Preset:
     """Return the preset in a file, with the fields of those that it extends. Raises PresetError with every problem."""
     return load_with_origins(path)[0]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
-from . import presets
 from .checks import LAUNCHERS
 from .draft import ANSWERED, NOT_KNOWN, Draft
+from .load import find
 
 NOT_ASKED_FOR = "none"  # the answer to gpu_request that stands for null
 REQUESTS = {
@@ -65,7 +65,7 @@ def settle(draft: Draft) -> None:
     draft.extends = {"none": "local", "slurm": "generic-slurm", "pbs": "generic-pbs"}[scheduler]
     if scheduler == "pbs":
         draft.add("launcher", "mpiexec", "PBS has no launcher of its own; MPI's is what its sites use", "inferred")
-        if presets.find(draft.extends) is None:
+        if find(draft.extends) is None:
             draft.extends = "generic-slurm"
             if "gpu_request" not in draft.facts:
                 draft.add("gpu_request", None, NOT_KNOWN, "inferred")

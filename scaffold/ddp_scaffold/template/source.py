@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import __version__, _output
-from ._errors import ScaffoldError, UsageError
-from ._git import git, run_git, wait_for_git
+from .. import __version__, _output
+from .._errors import ScaffoldError, UsageError
+from .._git import git, run_git, wait_for_git
 from .redirect import WHERE, environment, git_settings, mirror_of, require_redirect
 
 PUBLIC_URL = "https://github.com/ddp-scaffold/ddp-scaffold.git"
 ALIASES = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/"}  # of copier
-BUNDLE = Path(__file__).with_name("template.bundle")  # built by hatch_build.py
-CHECKOUT = Path(__file__).parents[2]  # of the repository, if the package runs from one
+BUNDLE = Path(__file__).parents[1] / "template.bundle"  # built by hatch_build.py
+CHECKOUT = Path(__file__).parents[3]  # of the repository, if the package runs from one
 
 
 @dataclass(frozen=True)

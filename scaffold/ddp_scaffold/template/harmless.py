@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ._errors import ScaffoldError
-from ._git import git
+from .._errors import ScaffoldError
+from .._git import git
 from .questions import documents
-from .template import Template
+from .source import Template
 
 # For `exclude`: a git directory, at any depth and as any file system may spell it; and what makes one of a directory
 # with another name, a bare repository, in which git would look for its configuration as well.

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ._errors import ScaffoldError
-from ._git import LOCAL_VARIABLES, git, run_git
+from .._errors import ScaffoldError
+from .._git import LOCAL_VARIABLES, git, run_git
 
 WHERE = "`git config --show-origin --get-regexp insteadof` shows where it stands"
 

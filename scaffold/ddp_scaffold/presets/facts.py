@@ -70,6 +70,25 @@ def age(verified_on: datetime.date, today: datetime.date) -> str:
     return "today"
 
 
+def needs(facts: Mapping[str, Any]) -> list[str]:
+    """Return what a job there will be refused without, and no answer has given."""
+    known = facts.get("known") or {}
+    account = known.get("account")
+    pbs = known.get("scheduler") == "pbs"
+    found = []
+    if not facts.get("partition") and known.get("partition"):
+        found.append(f"a partition: {known['partition']} does not take {facts.get('nodes')} nodes")
+    elif pbs and not facts.get("partition") and known.get("limits"):
+        found.append("a queue (--set partition=..., or qsub -q NAME for each job)")
+    if not account or not account.get("required") or facts.get("account"):
+        return found
+    submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
+    return [
+        *found,
+        f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)",
+    ]
+
+
 def _launcher(preset: Preset) -> str:
     if preset.scheduler.value == "none":
         return "torchrun starts the ranks, without a scheduler"

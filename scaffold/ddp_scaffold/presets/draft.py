@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .presets import load
+from .load import load_preset
 from .schema import Fact, Limit, Preset
 
 NOT_KNOWN = "not known when this file was made"
@@ -96,7 +96,7 @@ def write(draft: Draft, path: Path) -> Preset:
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-preset-") as scratch:
         trial = Path(scratch, f"{draft.name}.yml")
         trial.write_text(text, encoding="utf-8")
-        preset = load(trial)
+        preset = load_preset(trial)
     with path.open("x", encoding="utf-8") as file:
         try:
             file.write(text)

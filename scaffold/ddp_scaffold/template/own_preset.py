@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ._errors import UsageError
-from .questions import Given
+from .._errors import UsageError
+from .given import Given
 
 OWN = "own"  # the choice of `preset` that stands for such a file
 ANSWER = "preset_file"  # the question that takes its content
@@ -41,10 +41,10 @@ def replace(recorded: Mapping[str, Given], given: Mapping[str, Given]) -> dict[s
 
 def problem_in(path: Path) -> str:
     """Return what is wrong with a preset file in one line, or an empty text."""
-    from .presets import PresetError, load
+    from ..presets.load import PresetError, load_preset
 
     try:
-        load(path)
+        load_preset(path)
     except PresetError as error:
         more = f" (and {len(error.problems) - 1} more)" if error.problems[1:] else ""
         return f"{error.problems[0]}{more}"

@@ -1,0 +1,86 @@
+"""The calls of copier. What it raises leaves here in our own words, or as CopierRefused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._errors import ScaffoldError
+from .._git import complaint
+from .harmless import NOT_RENDERED, NOTHING_RENDERED, require_harmless
+from .source import Template
+
+
+class Answered(NamedTuple):
+    """What copier made of the answers."""
+
+    facts: Mapping[str, Any]  # the answers, and all that follows from them (computed answers)
+    hidden: Set[str]  # questions that were not asked
+
+
+class CopierRefused(Exception):
+    """Copier, or Jinja, refuses an answer or the template; the text is theirs, on one line."""
+
+
+def copy(
+    template: Template,
+    destination: Path,
+    data: Mapping[str, Any],
+    suggestions: Mapping[str, str],
+    *,
+    ask: bool = False,
+    render: bool = True,
+    answers_file: str | None = None,
+) -> Answered:
+    """Answer the questions, and render into `destination`; with `render=False` nothing is written.
+
+    Raises CopierRefused, and ScaffoldError if copier or git cannot do their work.
+    """
+    import copier
+    from copier.errors import CopierError, DirtyLocalWarning, InteractiveSessionError, ShallowCloneWarning
+    from jinja2 import TemplateError
+    from plumbum import ProcessExecutionError
+
+    require_harmless(template)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DirtyLocalWarning)
+            warnings.simplefilter("ignore", ShallowCloneWarning)
+            worker = copier.run_copy(
+                template.source,
+                destination,
+                data=dict(data),
+                answers_file=answers_file,
+                user_defaults=dict(suggestions),
+                settings=copier_settings(),
+                vcs_ref=template.ref,
+                defaults=not ask,
+                exclude=NOT_RENDERED if render else NOTHING_RENDERED,
+                quiet=True,
+                unsafe=False,
+            )
+    except KeyboardInterrupt:  # copier's own, CopierAnswersInterrupt, is a CopierError as well
+        raise
+    except InteractiveSessionError as error:
+        raise ScaffoldError("the input ended before the last question", "Answer by --set, or take -y.") from error
+    except ProcessExecutionError as error:
+        said = complaint(error.stderr) or f"exit code {error.retcode}"
+        raise ScaffoldError(f"git failed: {said}", f"Correct what git names; it read {template.repository}.") from error
+    except (ValueError, TypeError, CopierError, TemplateError) as error:
+        raise CopierRefused(" ".join(str(error).split())) from error
+    return Answered(worker.answers.combined, worker.answers.hidden)
+
+
+def copier_settings() -> Any:
+    """Return the user's settings of copier. Raises ScaffoldError if their file is broken."""
+    import copier
+
+    try:
+        return copier.load_settings()
+    except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
+        raise ScaffoldError(
+            f"copier's settings cannot be read: {type(error).__name__}: {' '.join(str(error).split())}",
+            "Correct that file: the one that COPIER_SETTINGS_PATH names, or ~/.config/copier/settings.yml.",
+        ) from error

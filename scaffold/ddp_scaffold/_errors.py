@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 ERROR, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
@@ -48,7 +48,8 @@ class UsageError(ScaffoldError):
 class Session:
     """How this run reports its failures, on the context of Typer."""
 
-    as_json: bool
+    as_json: bool = False
+    usage_code: int = USAGE  # the exit code for wrong usage
     debug: bool = False
     written: Path | None = None  # the project, once it is complete at its destination
 
@@ -71,12 +72,36 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+class EdgeCommand(TyperCommand):
+    """A command with --json, which counts as well where the rest of the command line is wrong."""
+
+    usage_code = USAGE
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options, _ = _parse_leniently(self, ctx, args)
+        ctx.obj.as_json = bool(options.get("as_json"))
+        return super().parse_args(ctx, args)
+
+
+class RefusingCommand(EdgeCommand):
+    """A command whose exit code 2 means something else: what is wrong is refused."""
+
+    usage_code = REFUSED
+
+
 class EdgeGroup(TyperGroup):
     """The root command: whatever is raised ends here, Typer's own usage errors too."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, rest = _parse_leniently(self, ctx, args)
+        ctx.obj.as_json = "--json" in rest  # for a command that does not exist; one that does parses its own options
+        command = self.commands.get(next((word for word in rest if not word.startswith("-")), ""))
+        ctx.obj.usage_code = getattr(command, "usage_code", USAGE)
+        return super().parse_args(ctx, args)
+
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
-        session = Session(as_json="--json" in words)
+        session = Session()
         try:
             with self.make_context("ddp-scaffold", words, obj=session) as context:
                 self.invoke(context)
@@ -90,10 +115,20 @@ class EdgeGroup(TyperGroup):
             if session.debug:
                 traceback.print_exception(cause)
             error = _explain(cause, session)
-            if error.exit_code == USAGE and next((word for word in words if word[0:1] != "-"), "") == "update":
-                error.exit_code = REFUSED
+            if error.exit_code == USAGE:
+                error.exit_code = session.usage_code
             report(error, session.as_json)
             sys.exit(error.exit_code)
+
+
+def _parse_leniently(
+    command: TyperCommand | TyperGroup, ctx: Any, args: Sequence[str]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the options that are given, and all other words, whatever else is wrong with them."""
+    settings = {**command.context_settings, "resilient_parsing": True, "ignore_unknown_options": True}
+    lenient = command.context_class(command, parent=ctx.parent, **settings)
+    options, rest, _ = command.make_parser(lenient).parse_args(list(args))
+    return options, rest
 
 
 def _explain(cause: BaseException, session: Session) -> ScaffoldError:

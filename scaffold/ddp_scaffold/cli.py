@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from ._errors import ERROR, INTERRUPTED, EdgeGroup, ScaffoldError, report
+from ._errors import ERROR, INTERRUPTED, EdgeCommand, EdgeGroup, RefusingCommand, ScaffoldError, report
 from ._signals import ending_on_signals
 from .commands import new, presets, update
 
@@ -27,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("new")(new.new)
-app.command("update")(update.update)
+app.command("new", cls=EdgeCommand)(new.new)
+app.command("update", cls=RefusingCommand)(update.update)
 app.add_typer(presets.app, name="presets")
 
 

@@ -11,6 +11,7 @@ import typer
 from cli_helpers import SCAFFOLD, refused
 
 from ddp_scaffold import __version__
+from ddp_scaffold._errors import EdgeCommand
 from ddp_scaffold.cli import app
 
 # A change here is a change of the public interface: it belongs into the changelog.
@@ -113,12 +114,42 @@ def test_wrong_usage_is_two_lines(cli, work, args):
     refused(cli(*args), work, 2, "--help`.")
 
 
-@pytest.mark.parametrize("args", [["new", "--json"], ["new", "x", "--json", "--nope"], ["nope", "--json"]])
+WITH_JSON = {
+    "no DEST": ["new", "--json"],
+    "option": ["new", "x", "--json", "--nope"],
+    "option before": ["new", "--nope", "x", "--json"],
+    "no value": ["new", "x", "--json", "--set"],
+    "option of the root": ["--nope", "new", "x", "--json"],
+    "command": ["nope", "--json"],
+    "subcommand": ["presets", "nope", "--json"],
+    "no subcommand": ["presets", "--json"],
+}
+
+
+@pytest.mark.parametrize("args", WITH_JSON.values(), ids=WITH_JSON)
 def test_wrong_usage_is_an_object_with_json(cli, work, args):
     result = cli(*args)
     error = json.loads(result.stdout)["error"]
     assert (result.exit_code, error["exit_code"], result.stderr) == (2, 2, "")
     assert "--help`" in error["hint"]
+
+
+@pytest.mark.parametrize("args", [["new", "x", "--nope", "--", "--json"], ["new", "x", "--nope", "--model", "--json"]])
+def test_json_as_an_argument_or_a_value_is_no_option(cli, work, args):
+    refused(cli(*args), work, 2, "--help`.")
+
+
+@pytest.mark.parametrize("args", [["update", "--nope"], ["--nope", "update"], ["update", ".", "--json", "--nope"]])
+def test_wrong_usage_of_update_is_not_taken_for_conflicts(cli, work, args):
+    assert cli(*args).exit_code == 3
+
+
+def test_every_command_with_json_tells_it_to_the_edge():
+    root = typer.main.get_command(app)
+    commands = [*root.commands.values(), *root.commands["presets"].commands.values()]
+    with_json = [command for command in commands if any("--json" in parameter.opts for parameter in command.params)]
+    assert len(with_json) == 6
+    assert all(isinstance(command, EdgeCommand) for command in with_json)
 
 
 def test_unexpected_error_is_two_lines_and_debug_shows_the_traceback(cli, work, monkeypatch):

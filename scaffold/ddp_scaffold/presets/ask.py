@@ -30,7 +30,7 @@ class Ask:
     number: bool = False
 
 
-def ask(draft: Draft) -> None:
+def ask_open(draft: Draft) -> None:
     """Ask for what the draft does not hold. Raises typer.Abort if the input ends."""
     typer.echo("\nWhat is still open; an empty answer leaves it so, or takes what stands in [ ].")
     if "scheduler" not in draft.facts:

@@ -36,7 +36,7 @@ NETWORK = {"ip link": ("ip", "-o", "link"), "ip addr": ("ip", "-o", "-4", "addr"
 NOT_OF_THE_NETWORK = re.compile(r"lo|docker|virbr|veth|br-|cni|podman|tailscale|tun|wg|ifb|dummy")
 
 
-def probe(draft: Draft) -> None:
+def probe_machine(draft: Draft) -> None:
     """Fill a draft with what this machine tells."""
     slurm = any(shutil.which(command[0]) for command in SLURM.values())
     in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))

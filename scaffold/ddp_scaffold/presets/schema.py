@@ -11,6 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+OWN = "own"  # no preset: the answer that stands for a file of the user's own
 T = TypeVar("T")
 # One line, without characters that hide or reorder what stands there.
 _PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]*$"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import UsageError
+from ..presets.schema import OWN as OWN
 from .given import Given
 
-OWN = "own"  # the choice of `preset` that stands for such a file
 ANSWER = "preset_file"  # the question that takes its content
 
 

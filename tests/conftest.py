@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from git_helpers import git
+
+if TYPE_CHECKING:
+    from typer.testing import Result
 
 ROOT = Path(__file__).parents[1]
 # Copier clones the template for every project, which takes longer the more files there are.
@@ -63,11 +66,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             file.writelines(f"{name}\n" for name in again)
 
 
-def git(directory: Path, *args: str) -> str:
-    """Run git in `directory` and return its output."""
-    return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture(scope="session")
 def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A git repository with one commit, tagged with the version, of what a release needs of the working tree."""
@@ -84,6 +82,24 @@ def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(repo, "commit", "--quiet", "--message", "The working tree")
     git(repo, "tag", "--annotate", "--message", "Release", f"v{__version__}")
     return repo
+
+
+@pytest.fixture
+def cli(template_repo: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`cli("new", "demo")` runs the command in this process, as if the package stood in `template_repo`."""
+    from typer.testing import CliRunner
+
+    from ddp_scaffold.cli import app
+    from ddp_scaffold.template import source
+
+    monkeypatch.setattr(source, "CHECKOUT", template_repo)
+    return lambda *args: CliRunner().invoke(app, list(args), prog_name="ddp-scaffold")
+
+
+@pytest.fixture
+def scaffold_env(template_repo: Path) -> dict[str, str]:
+    """The environment in which `python -m ddp_scaffold` runs from `template_repo`."""
+    return {**os.environ, "PYTHONPATH": str(template_repo / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}
 
 
 @pytest.fixture(scope="session")

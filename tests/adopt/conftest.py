@@ -1,14 +1,13 @@
-"""Repositories to adopt, and the command line in this process."""
+"""Repositories to adopt."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import adopt_repos
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 # The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
 QUICK = (
@@ -41,16 +40,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
-def cli(template_repo: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """`cli("new", ".")` runs the command as if the package stood in `template_repo`."""
-    from ddp_scaffold.cli import app
-    from ddp_scaffold.template import source
-
-    monkeypatch.setattr(source, "CHECKOUT", template_repo)
-    return lambda *args: CliRunner().invoke(app, list(args), prog_name="ddp-scaffold")
-
-
-@pytest.fixture
 def adopt(cli: Callable[..., Result]) -> Callable[..., Result]:
     """`adopt("--json")` adopts the current directory, which must succeed."""
 
@@ -60,9 +49,3 @@ def adopt(cli: Callable[..., Result]) -> Callable[..., Result]:
         return result
 
     return run
-
-
-@pytest.fixture
-def scaffold_env(template_repo: Path) -> dict[str, str]:
-    """The environment in which `python -m ddp_scaffold` runs from `template_repo`."""
-    return {**os.environ, "PYTHONPATH": str(template_repo / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from adopt_repos import FLAT, FLAT_CHANGED, OWN_TESTS, SRC
+from git_helpers import git
 
 from ddp_scaffold import __version__
 from ddp_scaffold.adopting.advice import advise
@@ -181,10 +182,6 @@ def run_tests(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-
-
-def git(directory: Path, *args: str) -> str:
-    return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout
 
 
 def tracked(directory: Path) -> dict[str, str]:

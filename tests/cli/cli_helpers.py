@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from typer.testing import Result
 
 SCAFFOLD = [sys.executable, "-m", "ddp_scaffold"]
-
-
-def git(directory: Path, *args: str) -> str:
-    """Run git in `directory` and return its output."""
-    return subprocess.run(["git", *args], cwd=directory, check=True, capture_output=True, text=True).stdout
 
 
 def tree(project: Path) -> dict[str, bytes]:

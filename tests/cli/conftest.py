@@ -1,8 +1,7 @@
-"""The command line in this process (`cli`), and the environment for one of its own (`scaffold_env`)."""
+"""An empty directory to work in, and a preset file there."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 
 @pytest.fixture
@@ -23,19 +22,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(template_repo: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """`cli("new", "demo")` runs the command as if the package stood in `template_repo`."""
-    from ddp_scaffold.cli import app
-    from ddp_scaffold.template import source
-
-    monkeypatch.setattr(source, "CHECKOUT", template_repo)
-    return lambda *args: CliRunner().invoke(app, list(args), prog_name="ddp-scaffold")
-
-
-@pytest.fixture
-def scaffold_env(template_repo: Path) -> dict[str, str]:
-    """The environment in which `cli_helpers.SCAFFOLD` runs from `template_repo`."""
-    return {**os.environ, "PYTHONPATH": str(template_repo / "scaffold"), "TERM": "xterm", "COLUMNS": "120"}
+def cli(work: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
+    """That of all tests, in the empty directory `work`."""
+    return cli
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from cli_helpers import SCAFFOLD, git, tree
+from cli_helpers import SCAFFOLD, tree
 from cross_section import every
+from git_helpers import git
 
 from ddp_scaffold._errors import ScaffoldError
 from ddp_scaffold.creating.destination import publishing

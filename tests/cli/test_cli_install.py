@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import git
+from git_helpers import git
 
 from ddp_scaffold import __version__
 

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_helpers import SCAFFOLD, git, refused, tree
+from cli_helpers import SCAFFOLD, refused, tree
+from git_helpers import git
 
 SLURM = ["--preset", "generic-slurm", "--set", "nodes=3", "--set", "gpus_per_node=2", "--set", "walltime=1-12:00:00"]
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 import yaml
-from cli_helpers import git, refused, tree
+from cli_helpers import refused, tree
+from git_helpers import git
 
 from ddp_scaffold import __version__
 from ddp_scaffold.template import source

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import git, refused
+from cli_helpers import refused
+from git_helpers import git
 
 from ddp_scaffold import __version__
 from ddp_scaffold.template import source

@@ -10,8 +10,9 @@ from pathlib import Path
 import pexpect
 import pytest
 import yaml
-from cli_helpers import SCAFFOLD, git
+from cli_helpers import SCAFFOLD
 from cross_section import every
+from git_helpers import git
 
 from ddp_scaffold.creating.search_list import Entry, matching
 from ddp_scaffold.template.questions import load_questions

@@ -141,6 +141,12 @@ def test_without_an_example_the_pattern_is_told(render: Callable[..., Path]) -> 
     assert "#SBATCH --account=abcd" in text
 
 
+def test_a_recorded_pattern_that_could_take_hours_is_not_matched(render: Callable[..., Path]) -> None:
+    own = {**ACME, "account": fact({"required": True, "pattern": "(a+)+$"})}
+    text = (render(answers(preset_file=own, account="a" * 60 + "-")) / "launch/train.sbatch").read_text()
+    assert f"#SBATCH --account={'a' * 60}-" in text
+
+
 def test_an_account_that_is_left_out_is_asked_for_in_the_script(render: Callable[..., Path]) -> None:
     text = (render(answers(account="")) / "launch/train.sbatch").read_text()
     assert "#SBATCH --account" not in text

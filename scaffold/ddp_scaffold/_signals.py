@@ -51,6 +51,8 @@ class _Ending:
         self.go_on(number, frame)
 
     def go_on(self, number: int, frame: FrameType | None) -> None:
+        if _is_swallowed(frame):
+            return  # until the timer comes again
         asyncio = sys.modules.get("asyncio")  # if nothing has imported it, no loop runs
         loop = asyncio._get_running_loop() if asyncio else None
         if loop is not None:
@@ -67,3 +69,12 @@ class _Ending:
         if prompt is not None and prompt.future is not None and not prompt.future.done():
             self.raised = True
             prompt.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+
+def _is_swallowed(frame: FrameType | None) -> bool:
+    """Tell whether Python would print and forget what is raised there: in a weak reference's callback, or `__del__`."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("weakref", "_weakrefset") or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False

@@ -14,6 +14,7 @@ from cli_helpers import SCAFFOLD
 from cross_section import every
 from git_helpers import git
 
+from ddp_scaffold._signals import _Ending
 from ddp_scaffold.creating.search_list import Entry, matching
 from ddp_scaffold.template.questions import load_questions
 
@@ -315,6 +316,22 @@ def interrupted(child: pexpect.spawn, work: Path, *before: str) -> None:
     assert text.splitlines()[-1] == "interrupted, nothing was left behind"
     assert "Traceback" not in text
     assert [entry.name for entry in work.iterdir()] == list(before)
+
+
+def test_a_signal_where_exceptions_are_swallowed_waits() -> None:
+    ending = _Ending()
+
+    class Dying:
+        def __del__(self) -> None:
+            ending.go_on(signal.SIGHUP, sys._getframe())
+
+    dying = Dying()
+    del dying
+    names = {"__name__": "_weakrefset", "ending": ending, "sys": sys}
+    exec("def _remove():\n    ending.go_on(1, sys._getframe())\n_remove()", names)
+    assert not ending.raised
+    with pytest.raises(KeyboardInterrupt):
+        ending.go_on(signal.SIGHUP, sys._getframe())
 
 
 def test_ctrl_c_at_a_question_leaves_nothing(wizard, ask, work):

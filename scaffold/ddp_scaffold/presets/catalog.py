@@ -145,8 +145,7 @@ def _read(path: Path) -> Found:
     try:
         return Found(path, *load_with_origins(path))
     except PresetError as error:
-        more = f" (and {len(error.problems) - 1} more)" if error.problems[1:] else ""
         raise ScaffoldError(
-            f"{error.problems[0]}{more}",
+            error.in_one_line(),
             f"See all problems with `ddp-scaffold presets check {shlex.quote(str(path))}`.",
         ) from error

@@ -43,6 +43,11 @@ class PresetError(Exception):
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
 
+    def in_one_line(self) -> str:
+        """Return the first problem, and how many more there are."""
+        more = f" (and {len(self.problems) - 1} more)" if self.problems[1:] else ""
+        return f"{self.problems[0]}{more}"
+
 
 def directory() -> Path:
     """Return where the presets of this installation are."""

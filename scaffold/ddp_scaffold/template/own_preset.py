@@ -46,8 +46,7 @@ def problem_in(path: Path) -> str:
     try:
         load_preset(path)
     except PresetError as error:
-        more = f" (and {len(error.problems) - 1} more)" if error.problems[1:] else ""
-        return f"{error.problems[0]}{more}"
+        return error.in_one_line()
     return ""
 
 

@@ -167,7 +167,7 @@ def test_an_update_keeps_to_our_files(repository, cli, template_repo, tmp_path):
     assert git(directory, "status", "--porcelain").split() == ["M", ".copier-answers.yml", "M", "src/own/ddp/env.py"]
     git(directory, "checkout", "--quiet", ".")
     assert tracked(directory) == before
-    result = cli("update", "-y")
+    result = cli("update", "-y", "--template", str(template))
     assert result.exit_code == 0, result.output
     after = tracked(directory)
     assert after.keys() == before.keys()

@@ -6,7 +6,8 @@
      "gained": [{"version", "date", "text": Markdown}], "new_answers": {question: value},
      "files": [{"path", "change": "added" | "changed" | "removed" | "conflict"}],
      "conflicts": [paths], "lost": [paths], "moved_to": {lost path: where the release has it},
-     "left_out": [{"path", "why"}], "notes": [texts], "applied": true or false,
+     "carried": {old path: where the project has it now}, "left_out": [{"path", "why"}], "notes": [texts],
+     "applied": true or false,
      "test": null, "passed" or "skipped", "diff": text with --dry-run, else null}
 
 or, on failure, {"error": {"message", "hint", "exit_code"}}, with the keys above beside it if edits would be lost.
@@ -109,7 +110,7 @@ def update(
                 finish(result, as_json)
                 return
             outcome = trial.run(project, committed, source, clusters, steps, scratch)
-        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"]}
+        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"] + outcome.notes}
         if not as_json:
             tell(result)
         trial.require_nothing_lost(outcome, result)

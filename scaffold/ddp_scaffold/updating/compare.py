@@ -37,15 +37,23 @@ def paths(repository: Path, commit: str) -> set[str]:
     return set(git("ls-tree", "-r", "-z", "--name-only", commit, cwd=repository).split("\0")[:-1])
 
 
-def moves(repository: Path, old: str, new: str, *, rewritten: bool = False) -> dict[str, str]:
+def moves(repository: Path, old: str, new: str) -> dict[str, str]:
     """Return where files of the commit `old` are in `new`, by what they hold, if not where they were.
 
-    With `rewritten`, also of those where another file stands now. An empty file is like every other, so none is found.
+    That is also where another file stands at the old path now. An empty file is like every other, so none is found.
     """
-    words = ["diff", "--find-renames", "-l0", "--no-rename-empty", "--diff-filter=R", "--name-status", "-z"]
-    words += ["--break-rewrites"] if rewritten else []
-    listed = git(*words, old, new, cwd=repository).split("\0")
-    return dict(zip(listed[1::3], listed[2::3], strict=False))
+    words = ("diff", "--find-renames", "--break-rewrites", "-l0", "--no-rename-empty", "--name-status", "-z", old, new)
+    fields = iter(git(*words, cwd=repository).split("\0")[:-1])
+    found, rewritten, copied = {}, set(), {}
+    for status in fields:
+        path = next(fields)
+        if status.startswith("R"):
+            found[path] = next(fields)
+        elif status.startswith("C"):
+            copied[path] = next(fields)
+        elif status.startswith("M") and status != "M":  # with a number: how much of it is new
+            rewritten.add(path)
+    return found | {path: now for path, now in copied.items() if path in rewritten}
 
 
 def lost_edits(repository: Path, made: str, ours: str, removed: Iterable[str]) -> list[str]:

@@ -87,7 +87,7 @@ def between(
 
 def of_release(repository: Path, made: str, updated: str, listed: Mapping[str, str] | None) -> dict[str, str]:
     """Return what has moved between an untouched project and the same after the update."""
-    found = compare.moves(repository, made, updated, rewritten=True) if listed is None else listed
+    found = compare.moves(repository, made, updated) if listed is None else listed
     before, after = compare.paths(repository, made), compare.paths(repository, updated)
     return {
         old: new for old, new in found.items() if old in before and new in after and (new not in before or new in found)

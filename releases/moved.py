@@ -145,9 +145,7 @@ def import_problems(pairs: Collection[Pair], told: Mapping[str, Collection[str]]
         if all(importlib.util.find_spec(module) for module in NEEDED):
             failed = _imported(work, Path(name, "failed"))
         else:
-            failed = [
-                f"{line}: {why}" for folder, wanted in work for line in wanted for why in _looked_up(line, folder)
-            ]
+            failed = [why for folder, lines in work for line in lines for why in _looked_up(line, folder)]
     run = [why for pair in pairs for why in _run_problems(pair)]
     return list(dict.fromkeys(run + [f"people's own code would fail: {each}" for each in failed]))
 
@@ -199,7 +197,7 @@ def _imported(work: list[tuple[Path, list[str]]], result: Path) -> list[str]:
 
 
 def _looked_up(line: str, folder: Path) -> Iterator[str]:
-    """Yield what a line imports, and does not find, in the package below `folder`; and what the module behind it does."""
+    """Yield what a line imports, and what the modules behind it do, that is not in the package below `folder`."""
     waiting = [(line, "")]
     done = set()
     while waiting:
@@ -209,11 +207,11 @@ def _looked_up(line: str, folder: Path) -> Iterator[str]:
             if not (folder / module.split(".")[0]).is_dir():
                 continue  # not of the package
             if path is None:
-                yield f"there is no module {module}"
+                yield f"{line}: there is no module {module}"
                 continue
             known = _names(folder, module)
             yield from (
-                f"{module} has no {name}"
+                f"{line}: {module} has no {name}"
                 for name in names
                 if name not in known and name != "*" and _path(folder, f"{module}.{name}") is None
             )
@@ -258,10 +256,8 @@ def _names(folder: Path, module: str) -> set[str]:
             found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     if LEADS_ELSEWHERE in text:
         for other, names in _wanted(tree, package):
-            for full in (other, *(f"{other}.{name}" for name in names)):
-                found |= (
-                    _names(folder, full) if full != module and full.startswith(f"{module.split('.')[0]}.") else set()
-                )
+            for full in {other, *(f"{other}.{name}" for name in names)} - {module, package}:
+                found |= _names(folder, full)
     return found
 
 
@@ -271,7 +267,7 @@ def _path(folder: Path, module: str) -> Path | None:
 
 
 def _run_problems(pair: Pair) -> Iterator[str]:
-    """Yield the modules that old scripts of the launch folder run by name, as queued jobs will, and that would not run."""
+    """Yield the modules that old launch scripts run by name, as queued jobs will, and that would not run."""
     folder, name = pair.new / pair.package.parent, pair.package.name
     for path, content in sorted(pair.old_files.items()):
         if not path.startswith("launch"):

@@ -31,7 +31,7 @@ PLAIN = {
     "core.hooksPath": os.devnull,
     "core.autocrlf": "false",
     "commit.gpgSign": "false",
-    "core.quotePath": "false",
+    "core.quotePath": "true",  # copier reads names as git quotes them; others break it
     "maintenance.auto": "false",
 }
 
@@ -141,7 +141,7 @@ def _carried(
 
 def told(outcome: Outcome, *, with_diff: bool) -> dict[str, Any]:
     """Return what the command's result says of the outcome."""
-    diff = ("diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
+    diff = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
     return {
         "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
         "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),

@@ -150,15 +150,16 @@ def test_what_the_release_changes_and_the_project_has_not(two, project):
     shown = update(two, project, "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert "Changed by the release, but not in your project:\n" in shown.stdout
-    assert "  launch/outcome.py (moved to launch/result.py)\n" in shown.stdout
+    assert "  src/demo/evaluate.py (removed)\n" in shown.stdout
     done = update(two, project, "--json")
     assert done.returncode == 0, done.stderr
     assert left_out(done) == {
         "README.md": "it is a symbolic link",
-        "launch/outcome.py": "moved to launch/result.py",
         "src/demo/ddp/guard.py": "it is in no commit",
         "src/demo/evaluate.py": "removed",
     }
+    assert json.loads(done.stdout)["carried"] == {"launch/outcome.py": "launch/result.py"}
+    assert '"""Fixed. ' in (project / "launch/result.py").read_text()
     assert (project / "notes.md").read_text() == "Elsewhere.\n"
 
 
@@ -215,14 +216,13 @@ def test_all_edits_that_would_be_lost_are_named(two, project):
     assert told["moved_to"] == {"tests/to_rename.py": "tests/renamed.py"}
     assert "tests/to_remove.py, tests/to_rename.py" in told["error"]["message"]
     assert "git mv tests/to_rename.py tests/renamed.py; git rm tests/to_remove.py" in told["error"]["hint"]
-    # The hint works: no edit is gone, it comes as a conflict.
+    # The hint works: no edit is gone.
     git(project, "mv", "tests/to_rename.py", "tests/renamed.py")
     git(project, "rm", "--quiet", "tests/to_remove.py")
     commit(project)
     done = update(two, project)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Both sides changed the same lines of one file." in done.stdout
-    assert "# Mine." in (project / "tests/renamed.py").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (project / "tests/renamed.py").read_text().endswith("# Mine.\n")
 
 
 def test_conflicts_that_were_committed_unsolved(two, project):

@@ -348,6 +348,14 @@ def test_names_modes_and_contents_of_all_kinds(template, tmp_path):
     assert (folder / "new place" / "both.bin").read_bytes() == b"\0release"
 
 
+def test_a_file_of_the_users_with_a_name_beyond_ascii(project):
+    (project / "données für alle.md").write_text("Mine.\n")
+    commit(project)
+    edit(project)
+    assert updated(project)["carried"] == {OLD: NEW}
+    assert (project / "données für alle.md").read_text() == "Mine.\n"
+
+
 def test_windows_line_endings(project):
     for path in (OLD, "launch/outcome.py", "src/p/ddp/__init__.py"):
         (project / path).write_bytes((project / path).read_bytes().replace(b"\n", b"\r\n"))

@@ -65,8 +65,8 @@ def test_gits_words_do_not_depend_on_the_language(two, project, tmp_path):
     wrapper.write_text(
         '#!/bin/sh\ncase "$LC_ALL $*" in\n'
         '"C "*) ;;\n'
-        f'*"rev-parse --show-toplevel") {real} "$@" 2>/dev/null || {{ echo "fatal: Kein Git-Repository" >&2; exit 128; }}\n'
-        f'  exit;;\nesac\nexec {real} "$@"\n'
+        f'*"rev-parse --show-toplevel") {real} "$@" 2>/dev/null && exit\n'
+        f'  echo "fatal: Kein Git-Repository" >&2; exit 128;;\nesac\nexec {real} "$@"\n'
     )
     wrapper.chmod(0o755)
     shutil.rmtree(project / ".git")

@@ -68,8 +68,9 @@ def update(
     """Bring a project to a newer release of the template, without losing an edit.
 
     The update is tried in a copy first. You see what the project gains, which files change and which of your edits
-    conflict, before anything is touched. If an edit of yours would be lost, nothing is done. Afterwards the changes are
-    staged, and yours to commit.
+    conflict, before anything is touched. Edits in a file that the release has moved go along with it, and a file that
+    you have moved gets the release's changes. If an edit of yours would be lost, nothing is done. Afterwards the
+    changes are staged, and yours to commit.
 
     Examples:
 

@@ -273,9 +273,18 @@ def test_two_files_change_places(template, project):
         "templates/moves.yml": MOVES + "- {release: 4.0.0, moves: {ddp/one.py: ddp/two.py, ddp/two.py: ddp/one.py}}\n",
     }
     release(template, "4.0.0", swapped)
+    git(project, "branch", "edited")
     updated(project)
     assert (project / "src/p/ddp/one.py").read_text() == lines("two", l3="my_two = True")
     assert (project / "src/p/ddp/two.py").read_text() == lines("one", l3="my_one = True")
+    # One of them removed, the other without an edit: it comes where the removed one was.
+    git(project, "reset", "--quiet", "--hard", "edited")
+    (project / "src/p/ddp/one.py").write_text(lines("one"))
+    git(project, "rm", "--quiet", "src/p/ddp/two.py")
+    commit(project)
+    updated(project)
+    assert not (project / "src/p/ddp/one.py").exists()
+    assert (project / "src/p/ddp/two.py").read_text() == lines("one")
 
 
 @pytest.mark.parametrize("shim", [True, False])

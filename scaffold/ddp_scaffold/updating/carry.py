@@ -65,20 +65,22 @@ def find(tree: Sides, moved: Mapping[str, str], missing: Iterable[str], renames:
         edited = not mine or tree.ours[mine] != tree.made[old]
         if new not in (old, mine):
             _require_free(tree, old, new, edited)
+        if mine == old and not edited and new not in absent:  # what is absent there, copier would not bring
+            continue
+        if new == old and (not mine or tree.updated[new] == tree.made[old]):
+            continue
         if mine not in (old, new) and mine in tree.updated:
             raise Refused(
                 f"you moved {old} to {mine}, where the release has a file of its own now",
                 f"Choose another place: git mv {quote(mine)} ELSEWHERE. Then commit, and run the update again.",
             )
-        if (mine == old and not edited) or (new == old and not (mine and tree.updated[new] != tree.made[old])):
-            continue  # only one side has done anything
         found.append(Carried(old, mine, new))
     return found
 
 
 def _place(tree: Sides, old: str, new: str, renames: Mapping[str, str]) -> str:
     """Return where the user has a file that is not where the old release has it; an empty text if nowhere."""
-    if old in renames:
+    if old in renames and renames[old] not in tree.made:
         return renames[old]
     at_the_new_place = new in tree.ours and new not in tree.made and new not in renames.values()
     return new if at_the_new_place else ""

@@ -15,6 +15,8 @@ from update_helpers import RELEASES, ROOT, change, commit, git, history
 
 from ddp_scaffold import __version__
 
+pytestmark = pytest.mark.timeout(300)  # a release looks at eighteen projects, and imports from nine of them
+
 
 def listed(repository: Path) -> list[str]:
     command = [sys.executable, "releases/history.py", "list"]

@@ -378,6 +378,17 @@ def test_windows_line_endings(project):
     assert (project / OLD).read_bytes() == SHIM.replace("\n", "\r\n").encode()
 
 
+def test_windows_line_endings_on_both_sides(template, project):
+    """Of the template's own, too: only lines that somebody changed may conflict."""
+    windows: Files = {name: SECOND[name] for name in (f"{PACKAGE}/ddp/ledger.py", "templates/moves.yml")}
+    fixed = lines("ledger", l40="ledger_40 = 'fixed'").replace("\n", "\r\n")
+    release(template, "2.1.0", {**windows, f"{PACKAGE}/ddp/trace/collectives.py": fixed})
+    (project / OLD).write_bytes(lines("ledger", l3="mine = 3").replace("\n", "\r\n").encode())
+    commit(project)
+    assert updated(project)["carried"] == {OLD: NEW}
+    assert (project / NEW).read_bytes() == fixed.replace("ledger_3 = 3  # as the template has it", "mine = 3").encode()
+
+
 def test_a_moved_file_keeps_its_line_endings_without_an_edit(project):
     (project / OLD).write_bytes((project / OLD).read_bytes().replace(b"\n", b"\r\n"))
     commit(project)
@@ -479,17 +490,19 @@ def test_a_link_in_the_place_of_a_moved_file(template, project):
     assert (project / "README.md").read_text() == "# About\n"
 
 
-def test_a_moved_file_comes_into_a_folder_that_was_removed(template, tmp_path):
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_moved_file_comes_into_a_folder_that_was_removed(template, tmp_path, edited):
     release(template, "1.1.0", {f"{PACKAGE}/ddp/trace/notes.py": "notes = 1\n"})
     project = made(template, tmp_path / "demo")
     assert update(project, "-y").returncode == 0
     git(project, "add", "--all")
     git(project, "rm", "-r", "--quiet", "--force", "src/p/ddp/trace")
-    edit(project)
+    commit(project)
+    if edited:
+        edit(project)
     release(template, "2.0.0", SECOND)
-    told = updated(project)
-    assert told["carried"] == {OLD: NEW}
-    assert "mine = True\n" in (project / NEW).read_text()
+    assert updated(project)["carried"] == ({OLD: NEW} if edited else {})
+    assert ("mine = True\n" in (project / NEW).read_text()) is edited
 
 
 def test_an_untouched_project_is_as_plain_copier_makes_it(template, project, tmp_path):
@@ -568,6 +581,15 @@ def test_both_moved_it_to_the_same_place(project):
     edit(project, NEW)
     assert updated(project)["carried"] == {OLD: NEW}
     assert (project / NEW).read_text() == lines("ledger", l3="mine = True", l40="ledger_40 = 'fixed'")
+
+
+def test_both_moved_it_to_the_same_place_and_git_does_not_know_it_again(project):
+    move(project, OLD, NEW)
+    mine = {f"l{at}": f"rewritten = {at}" for at in range(60) if not 35 < at < 45}
+    (project / NEW).write_text(lines("ledger", **mine))
+    commit(project)
+    assert updated(project)["carried"] == {OLD: NEW}
+    assert (project / NEW).read_text() == lines("ledger", l40="ledger_40 = 'fixed'", **mine)
 
 
 def test_the_release_has_another_file_where_the_user_moved_one(template, project):

@@ -36,7 +36,7 @@ def listed(template: Template, recorded: Recorded, target: str) -> dict[str, str
     except ValueError as error:
         raise Refused(f"the template's {LIST} cannot be used: {error}", "Correct it there, or --to another.") from error
     folder = PurePosixPath(answers.get("source_folder", "src"), answers["package"])
-    found = between(releases, version(recorded.commit), version(target))
+    found = since(version(recorded.commit), releases)
     return {str(folder / old): str(folder / new) for old, new in found.items()}
 
 
@@ -70,18 +70,16 @@ def _is_path(text: str) -> bool:
     return bool(text) and text == str(PurePosixPath(text)) and not {"/", ".", ".."} & set(PurePosixPath(text).parts)
 
 
-def between(
-    releases: Iterable[tuple[Version, Mapping[str, str]]], since: Version | None, until: Version | None
-) -> dict[str, str]:
-    """Return the moves of the releases after `since` up to `until`, as if they were one.
+def since(last: Version | None, releases: Iterable[tuple[Version, Mapping[str, str]]]) -> dict[str, str]:
+    """Return the moves of the releases after `last`, as if they were one; the list of a release names no later one.
 
     Of a commit that was no release nobody knows where it stands: then all count, and what is there decides.
     """
     found: dict[str, str] = {}
     for release, moves in releases:
-        if (since is None or since < release) and (until is None or release <= until):
+        if last is None or last < release:
             # What stands at an old path since is another file, so the first move from there is the one that counts.
-            found = {**moves, **{first: moves.get(last, last) for first, last in found.items()}}
+            found = {**moves, **{first: moves.get(end, end) for first, end in found.items()}}
     return {old: new for old, new in found.items() if old != new}
 
 

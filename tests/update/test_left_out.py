@@ -216,13 +216,14 @@ def test_all_edits_that_would_be_lost_are_named(two, project):
     assert told["moved_to"] == {"tests/to_rename.py": "tests/renamed.py"}
     assert "tests/to_remove.py, tests/to_rename.py" in told["error"]["message"]
     assert "git mv tests/to_rename.py tests/renamed.py; git rm tests/to_remove.py" in told["error"]["hint"]
-    # The hint works: no edit is gone.
+    # The hint works: no edit is gone, it comes as a conflict.
     git(project, "mv", "tests/to_rename.py", "tests/renamed.py")
     git(project, "rm", "--quiet", "tests/to_remove.py")
     commit(project)
     done = update(two, project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (project / "tests/renamed.py").read_text().endswith("# Mine.\n")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Both sides changed the same lines of one file." in done.stdout
+    assert "# Mine." in (project / "tests/renamed.py").read_text()
 
 
 def test_conflicts_that_were_committed_unsolved(two, project):

@@ -18,21 +18,27 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import history
+import moved
 from history import git
 
 ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 VERSION_FILE = ROOT / "scaffold" / "ddp_scaffold" / "__init__.py"
 ALLOWED = Path(__file__).with_name("removed.yml")  # removals and renames that are meant, by release
-# One of each kind: what a project consists of depends on its scheduler and its model.
-PROJECTS = [{"preset": preset} for preset in ("local", "generic-slurm", "generic-pbs", "tacc-vista")]
-PROJECTS += [{"code": "existing"}]
+IMPORTS = Path(__file__).with_name("imports.yml")  # what adopters were told to import
+MOVES = "templates/moves.yml"
+# One of each kind: what a project consists of depends on its scheduler and its model. All families: the model.py of
+# each imports something else of ddp/.
+PRESETS = ("local", "generic-slurm", "generic-pbs", "tacc-vista")
+FAMILIES = ("classifier", "diffusion", "masked-lm", "rectified-flow")
+PROJECTS = [{"preset": preset, "model": model} for preset, model in zip(PRESETS, FAMILIES, strict=True)]
 PROJECTS += [{"model": model} for model in ("custom", "retrieval", "adversarial-diffusion", "causal-lm")]
+PROJECTS += [{"code": "existing"}]
 UNSAFE = ("_tasks", "_migrations", "_jinja_extensions")  # would need --trust, of every user at every update
 
 
@@ -145,28 +151,35 @@ def template_problems(version: str) -> list[str]:
         lost -= set(allowed.get("choices", {}).get(name, ()))
         found += [f"{name}={choice} of {before[0]} is no choice any more (releases/removed.yml)" for choice in lost]
     if not found:  # it can be rendered
-        gone = _gone_files(f"v{before[0]}") - set(allowed.get("files", ()))
-        found += [f"{path} of {before[0]} is gone: an edit in it would be lost (releases/removed.yml)" for path in gone]
+        found += _file_problems(version, before[0], allowed.get("files", ()))
     return found
 
 
-def _gone_files(tag: str) -> set[str]:
-    """Paths in a project of the release `tag` that one of the checkout's last commit has not."""
-    gone: set[str] = set()
-    with _history() as repository:
-        for answers in PROJECTS:
-            gone |= _files(repository, tag, answers) - _files(ROOT, "HEAD", answers)
-    return gone
+def _file_problems(version: str, before: str, removed: Collection[str]) -> list[str]:
+    """Return what projects of the release `before` would miss, but for the files that are `removed` on purpose."""
+    import yaml
+
+    told = yaml.safe_load(IMPORTS.read_text(encoding="utf-8"))
+    listed = (ROOT / MOVES).read_text(encoding="utf-8") if (ROOT / MOVES).is_file() else ""
+    with _history() as repository, tempfile.TemporaryDirectory(prefix="ddp-scaffold-projects-") as name:
+        known = git("ls-tree", f"v{before}", "--", MOVES, cwd=repository)
+        listed_before = git("show", f"v{before}:{MOVES}", cwd=repository) if known else ""
+        pairs = []
+        for number, answers in enumerate(PROJECTS):
+            pair = moved.Pair(Path(name, f"{number}-old"), Path(name, f"{number}-new"))
+            _render(repository, f"v{before}", answers, pair.old)
+            _render(ROOT, "HEAD", answers, pair.new)
+            pairs.append(pair)
+        found = moved.problems(version, before, listed, listed_before, removed, pairs)
+        return found or moved.import_problems(pairs, told)
 
 
-def _files(repository: Path, ref: str, answers: dict[str, str]) -> set[str]:
+def _render(repository: Path, ref: str, answers: dict[str, str], project: Path) -> None:
     import copier
 
-    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-project-") as name:
-        data = {"project_name": "demo", **answers}
-        warnings.simplefilter("ignore")  # copier's, of a checkout
-        copier.run_copy(str(repository), name, data=data, vcs_ref=ref, defaults=True, quiet=True, unsafe=False)
-        return {path.relative_to(name).as_posix() for path in Path(name).rglob("*") if path.is_file()}
+    data = {"project_name": "demo", **answers}
+    warnings.simplefilter("ignore")  # copier's, of a checkout
+    copier.run_copy(str(repository), project, data=data, vcs_ref=ref, defaults=True, quiet=True, unsafe=False)
 
 
 def _old_questions(tag: str) -> dict[str, object]:

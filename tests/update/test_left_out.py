@@ -150,15 +150,16 @@ def test_what_the_release_changes_and_the_project_has_not(two, project):
     shown = update(two, project, "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert "Changed by the release, but not in your project:\n" in shown.stdout
-    assert "  launch/outcome.py (moved to launch/result.py)\n" in shown.stdout
+    assert "  src/demo/evaluate.py (removed)\n" in shown.stdout
     done = update(two, project, "--json")
     assert done.returncode == 0, done.stderr
     assert left_out(done) == {
         "README.md": "it is a symbolic link",
-        "launch/outcome.py": "moved to launch/result.py",
         "src/demo/ddp/guard.py": "it is in no commit",
         "src/demo/evaluate.py": "removed",
     }
+    assert json.loads(done.stdout)["carried"] == {"launch/outcome.py": "launch/result.py"}
+    assert '"""Fixed. ' in (project / "launch/result.py").read_text()
     assert (project / "notes.md").read_text() == "Elsewhere.\n"
 
 

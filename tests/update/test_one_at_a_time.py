@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,18 +30,23 @@ def waiting(two, project, tmp_path):
     os.mkfifo(tmp_path / "go")
     os.mkfifo(tmp_path / "there")
     wrapper.write_text(
-        f'#!/bin/sh\ncase "$1 $2 $3" in "read-tree -m -u") echo >{tmp_path}/there; cat {tmp_path}/go;; esac\n'
+        f'#!/bin/sh\ncase "$1 $2 $3" in "read-tree -m -u") echo $$ >{tmp_path}/there; cat {tmp_path}/go;; esac\n'
         f'exec {real} "$@"\n'
     )
     wrapper.chmod(0o755)
     variables = {**os.environ, "PYTHONPATH": str(two / "scaffold"), "PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+    variables["TMPDIR"] = str(tmp_path)  # one that is killed cleans up nothing
     command = [sys.executable, "-m", "ddp_scaffold", "update"]
     child = subprocess.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    (tmp_path / "there").read_text()  # waits for it
+    writer = int((tmp_path / "there").read_text())  # waits for it
+    group = os.getpgid(writer)  # of its own: it outlives an update that is killed
+    assert group not in (os.getpgid(0), os.getpgid(child.pid))
     yield child
     if child.poll() is None:
         child.kill()
     child.communicate()
+    with suppress(ProcessLookupError):  # mostly it has ended
+        os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
@@ -63,7 +70,11 @@ def test_the_git_that_outlives_a_killed_update_has_the_lock(two, project, waitin
     done = update(two, project)
     assert done.returncode == 3
     assert f"process {waiting.pid} on " in done.stderr
-    (tmp_path / "go").write_text("")
+    (tmp_path / "go").write_text("")  # and it ends its work
+    deadline = time.monotonic() + 30
+    while "# The fix of 98.1.0." not in (project / "src/demo/ddp/guard.py").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_lock_whose_holder_is_gone(two, project):

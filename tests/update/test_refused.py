@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_no_project(two, tmp_path):
 
 
 def test_no_repository(two, project):
-    __import__("shutil").rmtree(project / ".git")
+    shutil.rmtree(project / ".git")
     refused(update(two, project), "not in a git repository", "git init")
 
 
@@ -56,13 +57,25 @@ def test_a_repository_that_git_cannot_read(two, project):
     refused(update(two, project), "Expected git repo version <= 1, found 9")
 
 
-def test_gits_words_do_not_depend_on_the_language(two, project):
-    __import__("shutil").rmtree(project / ".git")
-    refused(update(two, project, LC_ALL="de_DE.UTF-8", LANGUAGE="de"), "not in a git repository", "git init")
+def test_gits_words_do_not_depend_on_the_language(two, project, tmp_path):
+    """A git that speaks another language unless it is told not to, for here it may have no other one installed."""
+    wrapper = tmp_path / "bin" / "git"
+    wrapper.parent.mkdir()
+    real = shutil.which("git")
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$LC_ALL $*" in\n'
+        '"C "*) ;;\n'
+        f'*"rev-parse --show-toplevel") {real} "$@" 2>/dev/null && exit\n'
+        f'  echo "fatal: Kein Git-Repository" >&2; exit 128;;\nesac\nexec {real} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    shutil.rmtree(project / ".git")
+    german = {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de", "PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+    refused(update(two, project, **german), "not in a git repository", "git init")
 
 
 def test_no_commit(two, project):
-    __import__("shutil").rmtree(project / ".git")
+    shutil.rmtree(project / ".git")
     git(project, "init", "--quiet")
     refused(update(two, project), "no commit yet")
 

@@ -15,6 +15,8 @@ from update_helpers import RELEASES, ROOT, change, commit, git, history
 
 from ddp_scaffold import __version__
 
+pytestmark = pytest.mark.timeout(300)  # a release looks at eighteen projects, and imports from nine of them
+
 
 def listed(repository: Path) -> list[str]:
     command = [sys.executable, "releases/history.py", "list"]
@@ -109,6 +111,7 @@ def test_a_release(checkout, tmp_path):
         ("changelog", "lacks its line 'By hand: ...'"),
         ("moving tag", "the tag v1 reads as a version"),
         ("file", "launch/torchrun.sh of"),
+        ("move", "ddp/trace/ledger.py; templates/moves.yml"),
         ("question", "the question max_restarts of"),
         ("choice", "tracker=wandb of"),
         ("tasks", "every update would need --trust"),
@@ -126,6 +129,10 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
         git(checkout, "tag", "v1")
     elif fault == "file":
         next(project.glob("*launch*/torchrun.sh.jinja")).unlink()
+    elif fault == "move":
+        (ddp,) = project.glob("*/*/ddp")
+        (ddp / "trace").mkdir()
+        (ddp / "ledger.py").rename(ddp / "trace" / "ledger.py")
     elif fault == "question":
         text = (checkout / "copier.yml").read_text()
         (checkout / "copier.yml").write_text(text.replace("max_restarts", "restarts"))

@@ -6,7 +6,8 @@
      "gained": [{"version", "date", "text": Markdown}], "new_answers": {question: value},
      "files": [{"path", "change": "added" | "changed" | "removed" | "conflict"}],
      "conflicts": [paths], "lost": [paths], "moved_to": {lost path: where the release has it},
-     "left_out": [{"path", "why"}], "notes": [texts], "applied": true or false,
+     "carried": {old path: where the project has it now}, "left_out": [{"path", "why"}], "notes": [texts],
+     "applied": true or false,
      "test": null, "passed" or "skipped", "diff": text with --dry-run, else null}
 
 or, on failure, {"error": {"message", "hint", "exit_code"}}, with the keys above beside it if edits would be lost.
@@ -67,8 +68,9 @@ def update(
     """Bring a project to a newer release of the template, without losing an edit.
 
     The update is tried in a copy first. You see what the project gains, which files change and which of your edits
-    conflict, before anything is touched. If an edit of yours would be lost, nothing is done. Afterwards the changes are
-    staged, and yours to commit.
+    conflict, before anything is touched. Edits in a file that the release has moved go along with it, and a file that
+    you have moved gets the release's changes. If an edit of yours would be lost, nothing is done. Afterwards the
+    changes are staged, and yours to commit.
 
     Examples:
 
@@ -109,7 +111,7 @@ def update(
                 finish(result, as_json)
                 return
             outcome = trial.run(project, committed, source, clusters, steps, scratch)
-        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"]}
+        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"] + outcome.notes}
         if not as_json:
             tell(result)
         trial.require_nothing_lost(outcome, result)

@@ -7,11 +7,29 @@ answers, and with what the same update makes of that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from .._git import git, git_bytes
 from .recorded import Refused
+
+
+class Entry(NamedTuple):
+    """What a commit has at a path."""
+
+    mode: str  # git's: 100644, 100755 or 120000
+    blob: str
+
+    @property
+    def is_link(self) -> bool:
+        return self.mode == "120000"
+
+
+def entries(repository: Path, commit: str) -> dict[str, Entry]:
+    """Return the files of a commit, and what they are."""
+    listed = git("ls-tree", "-r", "-z", commit, cwd=repository).split("\0")[:-1]
+    return {path: Entry(facts.split()[0], facts.split()[2]) for facts, path in (line.split("\t", 1) for line in listed)}
 
 
 def paths(repository: Path, commit: str) -> set[str]:
@@ -20,10 +38,22 @@ def paths(repository: Path, commit: str) -> set[str]:
 
 
 def moves(repository: Path, old: str, new: str) -> dict[str, str]:
-    """Return where files of the commit `old` are in `new`, by what they hold, if not where they were."""
-    words = ("diff", "--find-renames", "--diff-filter=R", "--name-status", "-z", old, new)
-    listed = git(*words, cwd=repository).split("\0")
-    return dict(zip(listed[1::3], listed[2::3], strict=False))
+    """Return where files of the commit `old` are in `new`, by what they hold, if not where they were.
+
+    That is also where another file stands at the old path now. An empty file is like every other, so none is found.
+    """
+    words = ("diff", "--find-renames", "--break-rewrites", "-l0", "--no-rename-empty", "--name-status", "-z", old, new)
+    fields = iter(git(*words, cwd=repository).split("\0")[:-1])
+    found, rewritten, copied = {}, set(), {}
+    for status in fields:
+        path = next(fields)
+        if status.startswith("R"):
+            found[path] = next(fields)
+        elif status.startswith("C"):
+            copied[path] = next(fields)
+        elif status.startswith("M") and status != "M":  # with a number: how much of it is new
+            rewritten.add(path)
+    return found | {path: now for path, now in copied.items() if path in rewritten}
 
 
 def lost_edits(repository: Path, made: str, ours: str, removed: Iterable[str]) -> list[str]:
@@ -59,23 +89,17 @@ def absent(repository: Path, made: str) -> list[str]:
 
 
 def reasons(
-    project: Path, repository: Path, ours: str, missing: Iterable[str], moved: dict[str, str]
+    project: Path, ours: Mapping[str, Entry], missing: Iterable[str], moved: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return why the project has not these files."""
-    linked = {line.split("\t", 1)[1] for line in _tree(repository, ours) if line.startswith("120000 ")}
+    """Return why the project has not these files; `moved` says where the release has them now."""
     why = {}
     for path in missing:
-        if path in linked:
+        if path in ours and ours[path].is_link:
             why[path] = "it is a symbolic link"
-        elif path in moved:
-            why[path] = f"moved to {moved[path]}"
         else:
             why[path] = "it is in no commit" if (project / path).exists() else "removed"
+        why[path] += f"; the release has it as {moved[path]}" if path in moved else ""
     return why
-
-
-def _tree(repository: Path, commit: str) -> list[str]:
-    return git("ls-tree", "-r", "-z", commit, cwd=repository).split("\0")[:-1]
 
 
 def changed(repository: Path, old: str, new: str) -> set[str]:

@@ -138,6 +138,7 @@ def _empty_result(project: Path, since: str, until: str) -> dict[str, Any]:
         "conflicts": [],
         "lost": [],
         "moved_to": {},
+        "carried": {},
         "left_out": [],
         "notes": [],
         "applied": False,

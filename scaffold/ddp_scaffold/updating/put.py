@@ -75,8 +75,8 @@ def _require_as_it_was(project: Path, folder: Path, outcome: Outcome) -> None:
     """Raise Refused if others have changed the project, or its git directory `folder`, since the trial began."""
     if tree_of(project) != git("rev-parse", f"{outcome.before}^{{tree}}", cwd=outcome.repository).strip():
         raise Refused("the project has a new commit since the update began", "Run it again.")
-    added = [path for path, change in outcome.changes.items() if change == "added"]
-    for path in added:
+    words = ("diff", "--no-renames", "--diff-filter=A", "--name-only", "-z", outcome.before, outcome.after)
+    for path in git(*words, cwd=outcome.repository).split("\0")[:-1]:
         if (project / path).exists() or (project / path).is_symlink():
             raise Refused(
                 f"{path} is new in the template, and the project has an ignored file of that name",

@@ -31,6 +31,9 @@ def tell(result: Mapping[str, Any]) -> None:
         _output.table(("change", "file"), [(file["change"], file["path"]) for file in result["files"]], keep_first=True)
     else:
         _output.say("No file changes.")
+    if result["carried"]:
+        carried = [f"{old} -> {now}" for old, now in result["carried"].items()]
+        _output.commands("Moved, with what both sides changed in it:", carried)
     if result["left_out"]:
         left_out = [f"{entry['path']} ({entry['why']})" for entry in result["left_out"]]
         _output.commands("Changed by the release, but not in your project:", left_out)

@@ -8,6 +8,7 @@ project then gets.
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from ..template.copier_calls import copier_settings
 from ..template.harmless import NOT_RENDERED
 from ..template.redirect import environment, git_settings
 from ..template.source import Template
-from . import compare, package
-from .recorded import Recorded, Refused
+from . import carry, compare, imports, moves, package
+from .recorded import MAIN, Recorded, Refused
 
 IDENTITY = {f"GIT_{role}_{key}": "ddp-scaffold" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
 PLAIN = {
@@ -30,7 +31,7 @@ PLAIN = {
     "core.hooksPath": os.devnull,
     "core.autocrlf": "false",
     "commit.gpgSign": "false",
-    "core.quotePath": "false",
+    "core.quotePath": "true",  # copier reads names as git quotes them; others break it
     "maintenance.auto": "false",
 }
 
@@ -57,13 +58,15 @@ class Outcome:
     lost: list[str]  # what the user changed, and the release no longer has
     moved_to: dict[str, str]  # of these, where the release has it now, if that can be seen
     left_out: dict[str, str]  # what the release changes, and the project has not; with the reason
+    carried: dict[str, str]  # where files are now that have moved, with what the user and the release changed in them
+    notes: list[str]  # lines of the user's that import what has moved
 
 
 def run(
     head: Path,
     tree: str,
     template: Template,
-    recorded: Iterable[Recorded],
+    recorded: Sequence[Recorded],
     steps: Sequence[Step],
     scratch: Path,
 ) -> Outcome:
@@ -81,33 +84,70 @@ def run(
         ours = _commit(repository, "ours")
         made = _as_made(repository, untouched, recorded, template)
         missing = compare.absent(repository, made)
+        listed = _listed(template, recorded[0], steps)
+        updated = _updated(untouched, template, steps) if missing or listed != {} else made
+        moved = moves.of_release(repository, made, updated, listed)
+        sides = carry.sides(repository, made, ours, updated)
+        changed = sorted((moved.keys() | compare.changed(repository, made, updated)).intersection(missing))
+        carried = _carried(sides, moved, missing, changed, compare.moves(repository, made, ours) if missing else {})
         unmerged = ""
         for step in steps:
             _take(step, repository, template)
             unmerged += git("ls-files", "--unmerged", "-z", cwd=repository)
             _require_no_rejects(repository)
             _commit(repository, f"with {step.answers_file}")
-        left_out = _leave_removed_folders(repository, made, ours)
-        _to_windows_lines(repository, windows)
+        left_out = _leave_removed_folders(repository, made, ours, {moved[path] for path in moved.keys() - {*missing}})
+        unmerged = carry.bring(sides, carried, windows, unmerged, scratch)
+        _to_windows_lines(repository, [*windows, *(moved[path] for path in windows if path in moved)])
         after = _commit(repository, "after")
+        places = {each.old: each.place for each in carried if each.mine}
+        left_out |= compare.reasons(head, sides.ours, [path for path in changed if path not in places], moved)
         changes = _changes(repository, before, after)
         changes |= {entry.split("\t", 1)[1]: "conflict" for entry in unmerged.split("\0") if entry}
-        left_out |= _left_out(head, repository, untouched, template, steps, made, ours, missing)
-        gone = [path for path, change in changes.items() if change == "removed"]
+        gone = [path for path, change in changes.items() if change == "removed" and path not in places]
         lost = compare.lost_edits(repository, made, ours, gone)
-        moved = compare.moves(repository, made, after) if lost else {}
-    moved = {path: now for path, now in moved.items() if path in lost and changes.get(now) == "added"}
-    return Outcome(repository, before, after, changes, unmerged, lost, moved, left_out)
+        now = compare.moves(repository, made, after) if lost else {}
+        notes = imports.notes(repository, moved, sides.made, sides.ours, compare.entries(repository, after))
+    hints = {path: new for path, new in now.items() if path in lost and changes.get(new) == "added"}
+    return Outcome(repository, before, after, changes, unmerged, lost, hints, left_out, places, notes)
+
+
+def _listed(template: Template, main: Recorded, steps: Iterable[Step]) -> dict[str, str] | None:
+    """Return what the template says it has moved; nothing if the project itself stays at its release."""
+    ways = [step for step in steps if step.answers_file == MAIN and not step.new]
+    return moves.listed(template, main, ways[0].ref) if ways else {}
+
+
+def _updated(untouched: Path, template: Template, steps: Iterable[Step]) -> str:
+    """Take the same steps where nobody has touched anything; return the commit."""
+    for step in steps:
+        if not step.new:
+            _take(step, untouched, template)
+            _commit(untouched, f"with {step.answers_file}")
+    return git("rev-parse", "HEAD", cwd=untouched).strip()
+
+
+def _carried(
+    sides: carry.Sides,
+    moved: Mapping[str, str],
+    missing: Iterable[str],
+    changed: Iterable[str],
+    renames: dict[str, str],
+) -> list[carry.Carried]:
+    """Return what is to be carried. Raises Refused if the user has moved the plumbing as a whole."""
+    compare.require_plumbing(set(sides.made), set(sides.ours), changed, renames)
+    return carry.find(sides, moved, missing, renames)
 
 
 def told(outcome: Outcome, *, with_diff: bool) -> dict[str, Any]:
     """Return what the command's result says of the outcome."""
-    diff = ("diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
+    diff = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
     return {
         "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
         "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),
         "lost": outcome.lost,
         "moved_to": outcome.moved_to,
+        "carried": dict(sorted(outcome.carried.items())),
         "left_out": [{"path": path, "why": why} for path, why in sorted(outcome.left_out.items())],
         "diff": git(*diff, cwd=outcome.repository) if with_diff else None,
     }
@@ -119,8 +159,8 @@ def require_nothing_lost(outcome: Outcome, result: Mapping[str, Any]) -> None:
         return
     who = result["to"] if result["to"] != result["from"] else "a project with these answers"
     gone = [path for path in outcome.lost if path not in outcome.moved_to]
-    ways = [f"git mv {path} {now}" for path, now in outcome.moved_to.items()]
-    ways += [f"git rm {' '.join(gone)} (move what you need of it first)"] if gone else []
+    ways = [shlex.join(["git", "mv", path, now]) for path, now in outcome.moved_to.items()]
+    ways += [f"{shlex.join(['git', 'rm', *gone])} (move what you need of it first)"] if gone else []
     raise Refused(
         f"{who} no longer has {', '.join(outcome.lost)}, and your edits there would be lost",
         f"{'; '.join(ways)}. Then commit, and run the update again.",
@@ -143,39 +183,17 @@ def _as_made(repository: Path, untouched: Path, recorded: Iterable[Recorded], te
     return _commit(untouched, "as made")
 
 
-def _leave_removed_folders(repository: Path, made: str, ours: str) -> dict[str, str]:
+def _leave_removed_folders(repository: Path, made: str, ours: str, moved: set[str]) -> dict[str, str]:
     """Take out what is new in folders that the user has removed; return these files, and why.
 
-    Copier leaves out files that were removed, but knows no folders.
+    Copier leaves out files that were removed, but knows no folders. What has `moved` there is not new.
     """
-    added = [path for path, change in _changes(repository, ours, "HEAD").items() if change == "added"]
+    changes = _changes(repository, ours, "HEAD")
+    added = [path for path, change in changes.items() if change == "added" and path not in moved]
     found = compare.in_removed_folders(repository, made, ours, added)
     for path in found:
         (repository / path).unlink()
     return {path: f"new; {folder}/ was removed" for path, folder in found.items()}
-
-
-def _left_out(
-    head: Path,
-    repository: Path,
-    untouched: Path,
-    template: Template,
-    steps: Iterable[Step],
-    made: str,
-    ours: str,
-    missing: Sequence[str],
-) -> dict[str, str]:
-    """Return which of the `missing` files the same update changes in an untouched project, and why not here."""
-    if not missing:
-        return {}
-    for step in steps:
-        if not step.new:
-            _take(step, untouched, template)
-    changed = compare.changed(repository, made, _commit(untouched, "updated"))
-    wanted = [path for path in missing if path in changed]
-    moved = compare.moves(repository, made, ours) if wanted else {}
-    compare.require_plumbing(compare.paths(repository, made), compare.paths(repository, ours), wanted, moved)
-    return compare.reasons(head, repository, ours, wanted, moved)
 
 
 def _values(repository: Path, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The plumbing of distributed training. Owned by the template: `copier update` brings fixes to these files.
 
-Here is what a project's own files import; only `session` comes from `.session`, which has the same name. A name is loaded
-when it is first asked for: launch scripts start parts of the plumbing that must not wait for PyTorch.
+Here is what a project's own files import; `session` alone comes from `.session`, which has the same name. A name is
+loaded when it is first asked for: launch scripts start parts of the plumbing that must not wait for PyTorch.
 
 The rooms. A module imports from its own line and from the lines below, never from one above:
 

@@ -237,7 +237,8 @@ DESCRIBE = """
 import json
 from demo.config import Settings
 from typing import get_args
-from demo.ddp import clocks, errors, faults, kinds, settings as s
+from demo.ddp import clocks, errors, faults, kinds
+from demo.ddp.start import settings as s
 paths = [list(path) for path in s._fields(Settings)]
 defaults = {name: value for name, value, _ in s.effective(*s.load(Settings, []))}
 missing = {".".join(path) for path in paths} - set(defaults)

@@ -125,7 +125,7 @@ def test_of_many_that_come_at_once_one_gets_it(part: Part, tmp_path: Path) -> No
     process = subprocess.Popen(["true"])
     owner.claim(tmp_path, process.pid, 0)
     process.wait()
-    lines = ["import os, sys", "from pathlib import Path", "from begins.ddp import owner", "sys.stdin.readline()"]
+    lines = ["import os, sys", "from pathlib import Path", "from begins.ddp.start import owner", "sys.stdin.readline()"]
     lines += ["try: owner.claim(Path(sys.argv[1]), os.getpid(), 0); print('has it', flush=True)"]
     lines += ["except owner.RunTaken: print('refused', flush=True)", "sys.stdin.readline()"]
     environment = {**os.environ, "PYTHONPATH": str(Path(owner.__file__).parents[2])}

@@ -128,7 +128,7 @@ def test_of_many_that_come_at_once_one_gets_it(part: Part, tmp_path: Path) -> No
     lines = ["import os, sys", "from pathlib import Path", "from begins.ddp.start import owner", "sys.stdin.readline()"]
     lines += ["try: owner.claim(Path(sys.argv[1]), os.getpid(), 0); print('has it', flush=True)"]
     lines += ["except owner.RunTaken: print('refused', flush=True)", "sys.stdin.readline()"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(owner.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(owner.__file__).parents[3])}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     starts = [subprocess.Popen([sys.executable, "-c", "\n".join(lines), str(tmp_path)], **pipes) for _ in range(6)]
     for start in starts:

@@ -28,6 +28,7 @@ from history import git
 ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 VERSION_FILE = ROOT / "scaffold" / "ddp_scaffold" / "__init__.py"
+MOVES = ROOT / "templates" / "moves.yml"  # modules that have gone elsewhere: their edits go along
 ALLOWED = Path(__file__).with_name("removed.yml")  # removals and renames that are meant, by release
 # One of each kind: what a project consists of depends on its scheduler and its model.
 PROJECTS = [{"preset": preset} for preset in ("local", "generic-slurm", "generic-pbs", "tacc-vista")]
@@ -151,11 +152,19 @@ def template_problems(version: str) -> list[str]:
 
 
 def _gone_files(tag: str) -> set[str]:
-    """Paths in a project of the release `tag` that one of the checkout's last commit has not."""
+    """Paths in a project of the release `tag` that one of the checkout's last commit has not, nor at their new place."""
+    import yaml
+
+    releases = yaml.safe_load(MOVES.read_text(encoding="utf-8")) if MOVES.is_file() else []
+    moves = {old: new for release in releases for old, new in release["moves"].items()}
     gone: set[str] = set()
     with _history() as repository:
         for answers in PROJECTS:
-            gone |= _files(repository, tag, answers) - _files(ROOT, "HEAD", answers)
+            now = _files(ROOT, "HEAD", answers)
+            for path in _files(repository, tag, answers) - now:
+                before, folder, module = path.rpartition("ddp/")
+                if before + moves.get(folder + module, path.removeprefix(before)) not in now:
+                    gone.add(path)
     return gone
 
 

@@ -109,6 +109,7 @@ def test_a_release(checkout, tmp_path):
         ("changelog", "lacks its line 'By hand: ...'"),
         ("moving tag", "the tag v1 reads as a version"),
         ("file", "launch/torchrun.sh of"),
+        ("move", "ddp/env.py of"),
         ("question", "the question max_restarts of"),
         ("choice", "tracker=wandb of"),
         ("tasks", "every update would need --trust"),
@@ -126,6 +127,8 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
         git(checkout, "tag", "v1")
     elif fault == "file":
         next(project.glob("*launch*/torchrun.sh.jinja")).unlink()
+    elif fault == "move":  # to a file that is not there
+        next(project.glob("*/*/ddp/start/launcher.py")).unlink()
     elif fault == "question":
         text = (checkout / "copier.yml").read_text()
         (checkout / "copier.yml").write_text(text.replace("max_restarts", "restarts"))

@@ -152,7 +152,7 @@ def template_problems(version: str) -> list[str]:
 
 
 def _gone_files(tag: str) -> set[str]:
-    """Paths in a project of the release `tag` that one of the checkout's last commit has not, nor at their new place."""
+    """Paths in a project of the release `tag` that one of the last commit has not, nor where modules went."""
     import yaml
 
     releases = yaml.safe_load(MOVES.read_text(encoding="utf-8")) if MOVES.is_file() else []

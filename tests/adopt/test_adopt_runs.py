@@ -171,7 +171,7 @@ def test_an_update_keeps_to_our_files(repository, cli, template_repo, tmp_path):
     ]
     git(directory, "checkout", "--quiet", ".")
     assert tracked(directory) == before
-    result = cli("update", "-y")
+    result = cli("update", "-y", "--template", str(template))
     assert result.exit_code == 0, result.output
     after = tracked(directory)
     assert after.keys() == before.keys()

@@ -77,7 +77,7 @@ def test_another_preset_with_its_answers(two, project, tmp_path):
 def test_what_is_settled_is_not_proposed(two, project, tmp_path):
     change(project / ANSWERS, "max_restarts: 3", "max_restarts: 9\nno_question: 1")
     edit(project, "package: demo", "package: other")
-    hint = refused(two, project, "--set max_restarts=9", "updates need the recorded name")
+    hint = refused(two, project, "--set max_restarts=9", "the next update records the new name")
     assert "--set package" not in hint
     assert "no_question=" not in hint
     done = follow(two, project, hint, tmp_path)
@@ -167,6 +167,7 @@ def test_an_edit_that_is_older_than_the_history(two, project):
 def test_a_recorded_name_that_a_release_no_longer_takes(two, history_of_two, tmp_path):
     """The hint must not propose what is refused as settled."""
     project = make(history_of_two, "98.0.0", tmp_path / "demo", {"model": "custom"})
+    git(project, "mv", "src/demo", "src/torch")
     record(project, "package", "torch")
     commit(project)
     hint = refused(two, project, "package: ", "name of a module or package")

@@ -16,9 +16,9 @@ from .recorded import Recorded, Refused
 # What these decided is the user's since: another answer would reach nothing, or tear the project apart.
 SETTLED = {
     "project_name": "Rename it in pyproject.toml and README.md.",
-    "package": "Rename it yourself (git mv, and the imports) and commit: the next update records the new name.",
+    "package": "Rename it yourself with git mv, correct the imports, and commit: the next update records the new name.",
     "model": "model.py, data.py and configs/ are yours. Make a new project with --model, and move your code.",
-    "source_folder": "Move the package yourself (git mv) and commit: the next update records where it is.",
+    "source_folder": "Move the package yourself with git mv, and commit: the next update records where it is.",
     "code": "Make a new project, and move your code.",
     "collective_timeout_s": "Change clocks.collective_s in configs/train.yaml, or set DDP_CLOCKS__COLLECTIVE_S.",
     "tracker": "Change log.tracker in configs/train.yaml, and the dependency in pyproject.toml.",

@@ -98,12 +98,12 @@ def main() -> None:
     def part(name: str) -> Any:
         return importlib.import_module(f"{options.package}.ddp.{name}")
 
-    joined = part("rendezvous").rendezvous(part("env").detect(), part("clocks").Clocks())
-    joined = part("setup").setup_distributed(joined, options.device)
-    part("heartbeat").beat.control = joined.control
-    part("ledger").keep_ledger()
-    part("replicas").keep_models(lambda _module: None)
-    part("replicas").keep_optimizers()
+    joined = part("start.rendezvous").rendezvous(part("start.launcher").detect(), part("clocks").Clocks())
+    joined = part("start.groups").setup_distributed(joined, options.device)
+    part("trace.heartbeat").beat.control = joined.control
+    part("trace.collectives").keep_ledger()
+    part("trace.replicas").keep_models(lambda _module: None)
+    part("trace.replicas").keep_optimizers()
     mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if joined.rank == 0 else ""
     scratch = Path(part("agree").from_rank0(joined, mine))
     for name in ("stacks", "heartbeats"):
@@ -114,7 +114,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     torch.manual_seed(joined.rank)
     texts = torch.randint(sizes["vocabulary"], (8, batch, sizes["length"] + 1), device=joined.device)
-    drift = None if options.without_replicas else part("drift").Drift(joined)
+    drift = None if options.without_replicas else part("trace.drift").Drift(joined)
     bare, watched, settle = loops(part, model, optimizer, texts, joined, scratch, drift)
 
     def one(name: str, number: int) -> list[float]:
@@ -122,7 +122,7 @@ def main() -> None:
             return block(bare, options.steps, joined)
         # A prefix of its own in the store: the last monitor's keys are still there.
         place = replace(joined.place, attempt=1000 + number)
-        monitor = part("monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=30)
+        monitor = part("watch.monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=30)
         dist.barrier()
         monitor.start()
         took = block(watched, options.steps, joined)
@@ -163,7 +163,7 @@ def main() -> None:
     dist.barrier()
     if joined.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
-    part("setup").shutdown(joined)
+    part("start.groups").shutdown(joined)
 
 
 def block(step: Callable[[], None], steps: int, joined: Any) -> list[float]:
@@ -208,7 +208,7 @@ def loops(
     drift: Any,
 ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
     """One step of the bare loop, one of the watched loop, and what ends a block of the watched one."""
-    heartbeat, metrics, preempt = part("heartbeat"), part("metrics"), part("preempt")
+    heartbeat, metrics, preempt = part("trace.heartbeat"), part("metrics"), part("start.stop")
     flags = preempt.StopFlags(preempt.PreemptSettings())
     flags.stop_file = scratch / "stop"
     agreement = part("agree").Agreement(joined, flags, drift=drift)

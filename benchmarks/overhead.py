@@ -42,13 +42,13 @@ def main() -> None:
         return importlib.import_module(f"{options.package}.{name}")
 
     clocks = part("ddp.clocks").Clocks()
-    joined = part("ddp.rendezvous").rendezvous(part("ddp.env").detect(), clocks)
-    joined = part("ddp.setup").setup_distributed(joined, options.device)
+    joined = part("ddp.start.rendezvous").rendezvous(part("ddp.start.launcher").detect(), clocks)
+    joined = part("ddp.start.groups").setup_distributed(joined, options.device)
     scratch = Path(part("ddp.agree").from_rank0(joined, tempfile.mkdtemp()))
     for name in ("stacks", "heartbeats"):
         (scratch / name).mkdir(exist_ok=True)
-    part("ddp.replicas").keep_models(lambda _module: None)
-    part("ddp.replicas").keep_optimizers()
+    part("ddp.trace.replicas").keep_models(lambda _module: None)
+    part("ddp.trace.replicas").keep_optimizers()
     torch.manual_seed(0)
     net = part("model").build_model(part("model").ModelSettings(channels=options.channels)).to(joined.device)
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
@@ -62,7 +62,7 @@ def main() -> None:
         times["bare"].append(block(bare, options.steps, joined))
         # A prefix of its own in the store: the last monitor's keys are still there.
         place = replace(joined.place, attempt=1000 + number)
-        monitor = part("ddp.monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=1)
+        monitor = part("ddp.watch.monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=1)
         dist.barrier()
         monitor.start()
         times["hardened"].append(block(hardened, options.steps, joined))
@@ -81,7 +81,7 @@ def main() -> None:
         print(json.dumps(result, indent=1))
         if options.json:
             options.json.write_text(json.dumps(result) + "\n")
-    part("ddp.setup").shutdown(joined)
+    part("ddp.start.groups").shutdown(joined)
 
 
 def block(step: Step, steps: int, joined: Any) -> float:
@@ -127,10 +127,10 @@ def hardened_step(
     part: Any, model: Any, optimizer: Any, data: Any, joined: Any, batch_size: int, scratch: Path
 ) -> Step:
     """The body of the generated train.py, with its agreement, phases, loader, metrics and skipped non-finite steps."""
-    heartbeat, metrics, loader = part("ddp.heartbeat"), part("ddp.metrics"), part("ddp.loader")
-    flags = part("ddp.preempt").StopFlags(part("ddp.preempt").PreemptSettings())
+    heartbeat, metrics, loader = part("ddp.trace.heartbeat"), part("ddp.metrics"), part("ddp.loader")
+    flags = part("ddp.start.stop").StopFlags(part("ddp.start.stop").PreemptSettings())
     flags.stop_file = scratch / "stop"
-    agreement = part("ddp.agree").Agreement(joined, flags, drift=part("ddp.drift").Drift(joined))
+    agreement = part("ddp.agree").Agreement(joined, flags, drift=part("ddp.trace.drift").Drift(joined))
     log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
     feed = loader.endless(
         loader.make_loader(data, joined, loader.LoaderSettings(), batch_size=batch_size), joined, 0, 0

@@ -87,17 +87,19 @@ def rank0(package: str, ranks: int, seconds: float, answer: Any) -> None:
     """Serve, watch, measure, diagnose; send the row."""
     raise_limit()
     parent = os.getppid()
-    clocks, setup = part(package, "clocks").Clocks(), part(package, "setup")
-    place = part(package, "env").Place("slurm", 0, 0, ranks, 8, "n0", "127.0.0.1", free_port(), 0, agent_store=False)
+    clocks, setup = part(package, "clocks").Clocks(), part(package, "start.groups")
+    place = part(package, "start.launcher").Place(
+        "slurm", 0, 0, ranks, 8, "n0", "127.0.0.1", free_port(), 0, agent_store=False
+    )
     store = setup.connect_store(place, clocks, serve=True)
     joined = setup.Dist(place, clocks, store, tuple(f"n{rank // 8}" for rank in range(ranks)))
     with tempfile.TemporaryDirectory() as name:
         for folder in ("stacks", "heartbeats"):
             (Path(name) / folder).mkdir()
-        monitor = part(package, "monitor").Monitor(joined, Path(name), heartbeat_s=HEARTBEAT_S)
+        monitor = part(package, "watch.monitor").Monitor(joined, Path(name), heartbeat_s=HEARTBEAT_S)
         memory = resident()
         simulated = simulate(package, ranks, place.master_port)
-        heartbeat = part(package, "heartbeat")
+        heartbeat = part(package, "trace.heartbeat")
         heartbeat.step_done(0, 0)
         monitor.start()
         time.sleep(2 * clocks.silent_s)  # rank 0 has seen every rank
@@ -120,7 +122,7 @@ def rank0(package: str, ranks: int, seconds: float, answer: Any) -> None:
         for process in simulated:
             process.join()
     watched, served = spent["monitor"][0] / took, spent["server"][0] / took
-    interval = part(package, "board").beat_interval(ranks, clocks)
+    interval = part(package, "start.board").beat_interval(ranks, clocks)
     numbers = [100 * watched, 100 * served, 100 * (watched + served)]
     traffic = [spent["server"][1] / took, spent["server"][2] / took / 1e3, spent["server"][3] / took / 1e3]
     measured = [*numbers, *traffic, memory / 1e6, diagnosis_cpu, diagnosis_s]
@@ -168,7 +170,7 @@ def others(package: str, mine: range, ranks: int, address: str, port: int, ready
     """The store traffic of some ranks, until rank 0 says goodbye."""
     raise_limit()
     dist = importlib.import_module("torch.distributed")
-    board, heartbeat = part(package, "board"), part(package, "heartbeat")
+    board, heartbeat = part(package, "start.board"), part(package, "trace.heartbeat")
     clocks = part(package, "clocks").Clocks()
     interval = board.beat_interval(ranks, clocks)
     # What a run of a few days has: every phase, and a count of each.

@@ -16,7 +16,7 @@ def main() -> int:
     rows = sorted(
         (
             (length(node), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-            for path in ROOT.glob("templates/project/*/*/ddp/*.py")
+            for path in ROOT.glob("templates/project/*/*/ddp/**/*.py")
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef)
         ),

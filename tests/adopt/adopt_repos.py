@@ -80,11 +80,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import model as zoo
-from mnist.ddp import checkpoint
-from mnist.ddp.errors import StopRequested
-from mnist.ddp.guard import on_rank0
-from mnist.ddp.heartbeat import phase, step_done
-from mnist.ddp.loader import batches, make_loader
+from mnist.ddp import StopRequested, batches, checkpoint, make_loader, on_rank0, phase, step_done
 from mnist.ddp.session import session
 from mnist.ddp.variables import read_variables
 

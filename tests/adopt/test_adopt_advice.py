@@ -200,7 +200,7 @@ def test_files_of_any_kind_are_read_or_named(tmp_path):
 def test_which_files_are_the_user_s(repository):
     mine = ["train.py", "pkg/model.py", "new.py"]
     others = [
-        *("tests/test_x.py", "test_y.py", ".hidden/a.py", "venv/lib/a.py", "build/a.py", "mine/ddp/env.py"),
+        *("tests/test_x.py", "test_y.py", ".hidden/a.py", "venv/lib/a.py", "build/a.py", "mine/ddp/start/launcher.py"),
         *("setup.py", "conftest.py", "ignored/a.py", "third_party/a.py"),
     ]
     directory = repository("mine", dict.fromkeys(mine[:2] + others[:6], "") | {".gitignore": "ignored/\n"})

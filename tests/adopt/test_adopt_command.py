@@ -111,7 +111,12 @@ def test_text_names_each_line_and_ends_with_what_to_type(repository, adopt):
 @pytest.mark.parametrize(
     ("files", "args", "code", "words"),
     [
-        ({"mnist/ddp/env.py": "mine"}, [], 1, ["mnist/ddp/env.py would have to be written", "--set package=NAME"]),
+        (
+            {"mnist/ddp/start/launcher.py": "mine"},
+            [],
+            1,
+            ["mnist/ddp/start/launcher.py would have to be written", "--set package=NAME"],
+        ),
         ({"launch/common.sh": "mine"}, [], 1, ["launch/common.sh would have to be written", "git mv"]),
         ({"launch": "a file"}, [], 1, ["launch would have to be written"]),
         ({"tests/ddp/conftest.py": "mine"}, [], 1, ["tests/ddp/conftest.py"]),

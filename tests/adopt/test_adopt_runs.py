@@ -154,7 +154,7 @@ def test_an_update_keeps_to_our_files(repository, cli, template_repo, tmp_path):
     git(directory, "commit", "--quiet", "--message", "Adopt")
     before = tracked(directory)
 
-    changed = next(template.glob("templates/project/*/*/ddp/env.py"))
+    changed = next(template.glob("templates/project/*/*/ddp/start/launcher.py"))
     changed.write_text(changed.read_text() + "# newer\n")
     (template / "templates/project/.gitattributes").write_text("*.sh text eol=lf\n*.new text\n")
     for name in ("README.md.jinja", "Makefile.jinja"):
@@ -164,14 +164,22 @@ def test_an_update_keeps_to_our_files(repository, cli, template_repo, tmp_path):
     git(template, "tag", "--annotate", "--message", "Newer", "v99.0.0")
 
     copier.run_update(str(directory), overwrite=True, defaults=True, quiet=True)
-    assert git(directory, "status", "--porcelain").split() == ["M", ".copier-answers.yml", "M", "src/own/ddp/env.py"]
+    assert git(directory, "status", "--porcelain").split() == [
+        "M",
+        ".copier-answers.yml",
+        "M",
+        "src/own/ddp/start/launcher.py",
+    ]
     git(directory, "checkout", "--quiet", ".")
     assert tracked(directory) == before
     result = cli("update", "-y", "--template", str(template))
     assert result.exit_code == 0, result.output
     after = tracked(directory)
     assert after.keys() == before.keys()
-    assert {path for path in before if after[path] != before[path]} == {".copier-answers.yml", "src/own/ddp/env.py"}
+    assert {path for path in before if after[path] != before[path]} == {
+        ".copier-answers.yml",
+        "src/own/ddp/start/launcher.py",
+    }
     assert "_commit: v99.0.0" in after[".copier-answers.yml"]
     assert "code: existing" in after[".copier-answers.yml"]
     assert f"v{__version__}" in before[".copier-answers.yml"]

@@ -237,7 +237,8 @@ DESCRIBE = """
 import json
 from demo.config import Settings
 from typing import get_args
-from demo.ddp import clocks, errors, faults, kinds, settings as s
+from demo.ddp import clocks, errors, faults, kinds
+from demo.ddp.start import settings as s
 paths = [list(path) for path in s._fields(Settings)]
 defaults = {name: value for name, value, _ in s.effective(*s.load(Settings, []))}
 missing = {".".join(path) for path in paths} - set(defaults)
@@ -359,12 +360,14 @@ def test_every_exit_code_has_its_row(described_by_code: dict[str, Any]) -> None:
 def test_the_tour_names_every_file(project: Path) -> None:
     tour = text("tour.md")
     schedulers = {"train.sbatch", "train.pbs", "site.sh", "task.sh", "node.sh"}
-    for folder in ("src/demo", "src/demo/ddp", "launch", "launch/env", "configs"):
+    for folder in ("src/demo", "launch", "launch/env", "configs"):
         names = {path.name for path in (project / folder).iterdir() if path.is_file()} - {"__init__.py"}
         missing = {name for name in names if name not in tour}
         assert not missing, f"tour.md does not say what {missing} in {folder} is for"
     modules = [name for row in rows(section("tour.md", "## The template's: `ddp/`")) for name in codes(row[0])]
-    assert sorted(modules) == sorted(p.name for p in (project / "src/demo/ddp").glob("[a-z]*.py"))
+    ddp = project / "src/demo/ddp"
+    exist = {path.relative_to(ddp).as_posix() for path in ddp.rglob("*.py") if path.name != "__init__.py"}
+    assert sorted(modules) == sorted(exist)
     scripts = {name for row in rows(section("tour.md", "## The template's: `launch/`")) for name in codes(row[0])}
     launch = project / "launch"
     exist = {path.relative_to(launch).as_posix() for path in launch.rglob("*") if path.is_file()}
@@ -434,6 +437,6 @@ def test_kinds_are_those_of_the_code(described_by_code: dict[str, Any], project:
     assert {(kind, code) for kind, ends_with, _ in advice for code in ends_with} == {row[:2] for row in ends}
     readme = (project / "README.md").read_text().partition("Its `kind` is one of")[2].partition(".\n")[0]
     assert set(codes(readme)) - {"kind"} == set(meanings)
-    plumbing = (project / "src/demo/ddp").glob("*.py")
+    plumbing = (project / "src/demo/ddp").rglob("*.py")
     written = "".join(path.read_text() for path in plumbing if path.name not in ("kinds.py", "errors.py"))
     assert [kind for kind in meanings if f'"{kind}"' not in written] == []

@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from digits.ddp import workers
 from digits.ddp.agree import Agreement, gather
 from digits.ddp.clocks import Clocks
-from digits.ddp.env import detect
 from digits.ddp.errors import ConfigError, DataFailed, StopRequested
 from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
-from digits.ddp.lockstep import polled
-from digits.ddp.setup import Dist
+from digits.ddp.loading import workers
+from digits.ddp.loading.lockstep import polled
+from digits.ddp.start.groups import Dist
+from digits.ddp.start.launcher import detect
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 

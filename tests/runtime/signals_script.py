@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from digits.ddp import workers
 from digits.ddp.clocks import Clocks
-from digits.ddp.env import detect
 from digits.ddp.loader import LoaderSettings, batches, make_loader
-from digits.ddp.preempt import SIGNALS, PreemptSettings, StopFlags
-from digits.ddp.setup import Dist
+from digits.ddp.loading import workers
+from digits.ddp.start.groups import Dist
+from digits.ddp.start.launcher import detect
+from digits.ddp.start.stop import SIGNALS, PreemptSettings, StopFlags
 from torch.utils.data import TensorDataset
 
 sent: set[tuple[int, int]] = set()

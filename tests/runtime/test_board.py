@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest) -> Any:
 
 
 def test_missing_keys_are_none_in_every_part_of_a_request(part: Callable[[str], ModuleType], store: Any) -> None:
-    board = part("board")
+    board = part("start.board")
     size = 2 * board.PART + 3
     for rank in range(0, size, 2):
         store.set(f"beat/{rank}", str(rank))
@@ -46,13 +46,13 @@ def test_missing_keys_are_none_in_every_part_of_a_request(part: Callable[[str], 
 
 
 def test_news_are_numbered_and_the_same_news_is_not_told_twice(part: Callable[[str], ModuleType], store: Any) -> None:
-    board = part("board")
+    board = part("start.board")
     assert [board.post(store, text) for text in ("diagnose 1 7", "verdict", "bye", "verdict")] == [1, 2, 3, 2]
     assert store.get("news/2") == b"verdict"
 
 
 def test_who_does_not_answer_is_silent_and_keeps_its_last_state(part: Callable[[str], ModuleType], store: Any) -> None:
-    board = part("board")
+    board = part("start.board")
     for rank, news in ((0, 2), (1, 1), (3, 3)):  # rank 1 has not heard of news 2, rank 2 has never said a word
         store.set(f"state/{rank}", json.dumps({"rank": rank, "host": "a", "phase": "data", "news": news}))
     found, silent = board.answers(store, 2, ["a", "a", "b", "b"], wait_s=0.2, pause_s=0.05)
@@ -65,7 +65,7 @@ def test_who_does_not_answer_is_silent_and_keeps_its_last_state(part: Callable[[
 def test_a_beat_that_stands_still_is_noticed(
     part: Callable[[str], ModuleType], store: Any, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    board, clocks = part("board"), part("clocks").Clocks(silent_s=15, beat_s=1)
+    board, clocks = part("start.board"), part("clocks").Clocks(silent_s=15, beat_s=1)
     interval = clocks.beat_s if answered else 5.0  # large jobs beat without an answer most of the time
     now = 100.0
     monkeypatch.setattr(board.time, "monotonic", lambda: now)
@@ -81,7 +81,7 @@ def test_a_beat_that_stands_still_is_noticed(
 
 
 def test_large_jobs_beat_less_often_but_in_time(part: Callable[[str], ModuleType]) -> None:
-    board, clocks = part("board"), part("clocks").Clocks()
+    board, clocks = part("start.board"), part("clocks").Clocks()
     intervals = [board.beat_interval(size, clocks) for size in (2, 512, 1024, 4096, 100_000)]
     assert intervals[:2] == [clocks.beat_s] * 2
     assert intervals == sorted(intervals)

@@ -17,7 +17,7 @@ INDICES = [7, 123, 40, 8]
 def put_together(render: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
     source = render({"package": "collated"}, name="collated") / "src"
     sys.path.insert(0, str(source))
-    from collated.ddp.collation import put_together  # type: ignore[import-not-found]
+    from collated.ddp.loading.collation import put_together  # type: ignore[import-not-found]
 
     yield put_together
     sys.path.remove(str(source))

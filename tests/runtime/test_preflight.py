@@ -278,7 +278,7 @@ def row(rank: int, host: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_unequal_versions_and_devices_are_found(part: Part) -> None:
-    differences = part("compare").differences
+    differences = part("preflight.compare").differences
     rows = [row(0, "n1"), row(1, "n1"), row(2, "n2"), row(3, "n2")]
     assert differences(rows) == []
     rows[3]["versions"] = {**rows[3]["versions"], "torch": "2.12.1", "NCCL": "2.27.5"}
@@ -295,12 +295,12 @@ def test_unequal_versions_and_devices_are_found(part: Part) -> None:
 
 
 def test_clocks_that_are_apart_are_found(part: Part) -> None:
-    [found] = part("compare").clocks({"n2": -4.9, "n3": 61.0}, "n1")
+    [found] = part("preflight.compare").clocks({"n2": -4.9, "n3": 61.0}, "n1")
     assert found.what == "the clock of n3 is 61.0 s ahead of n1's"
 
 
 def test_the_slowest_pair_is_named_with_its_ratio(part: Part) -> None:
-    compare, link = part("compare"), part("links").Link
+    compare, link = part("preflight.compare"), part("preflight.links").Link
     hosts = ("n1", "n2", "n3")
     speeds = {(0, 1): 20.0, (0, 2): 5.0, (1, 2): 21.0}
     links = [link("nodes", ranks, 64, speed, 0.02) for ranks, speed in speeds.items()]
@@ -314,7 +314,7 @@ def test_the_slowest_pair_is_named_with_its_ratio(part: Part) -> None:
 
 
 def test_tcp_beside_an_active_adapter_is_a_warning(part: Part) -> None:
-    compare, link = part("compare"), part("links").Link
+    compare, link = part("preflight.compare"), part("preflight.links").Link
     rows = [row(0, "n1", ib="1 ACTIVE of 1, InfiniBand 200 Gb/sec"), row(1, "n2", ib="1 ACTIVE of 1, InfiniBand")]
     slow, quick = (link("nodes", (0, 1), 64, 1.0, 0.1, *how) for how in (("eth0 (TCP)", False), ("mlx5_0", True)))
     [found] = compare.tcp_beside_adapters([slow], rows, ("n1", "n2"))
@@ -327,7 +327,7 @@ def test_tcp_beside_an_active_adapter_is_a_warning(part: Part) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8])
 def test_in_a_tournament_everyone_meets_everyone_once(part: Part, size: int) -> None:
     members = list(range(10, 10 + size))
-    rounds = part("links").tournament(members)
+    rounds = part("preflight.links").tournament(members)
     for pairs in rounds:
         busy = [rank for pair in pairs for rank in pair]
         assert len(busy) == len(set(busy))
@@ -347,7 +347,7 @@ def test_in_a_tournament_everyone_meets_everyone_once(part: Part, size: int) -> 
     ],
 )
 def test_interfaces_are_taken_as_nccl_takes_them(part: Part, setting: str, taken: list[str]) -> None:
-    assert part("network").selected(setting, ["lo", "eth0", "eth1", "ib0", "docker0"]) == taken
+    assert part("start.network").selected(setting, ["lo", "eth0", "eth1", "ib0", "docker0"]) == taken
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_interfaces_are_taken_as_nccl_takes_them(part: Part, setting: str, taken
     ],
 )
 def test_interfaces_that_will_not_do(part: Part, variables: dict[str, str], says: str | None) -> None:
-    network = part("network")
+    network = part("start.network")
     known = {
         "lo": network.Interface("lo", True, ("127.0.0.1",)),
         "eth0": network.Interface("eth0", True, ("10.0.0.1",)),
@@ -374,7 +374,7 @@ def test_interfaces_that_will_not_do(part: Part, variables: dict[str, str], says
 
 
 def test_adapters_are_read_from_the_kernel(part: Part, tmp_path: Path) -> None:
-    adapters = part("adapters")
+    adapters = part("preflight.adapters")
     for name, state, sent in (("mlx5_0", "4: ACTIVE", 100), ("mlx5_1", "1: DOWN", 0)):
         port = tmp_path / "infiniband" / name / "ports" / "1"
         (port / "counters").mkdir(parents=True)
@@ -417,7 +417,7 @@ def test_copies_that_arrive_changed_are_found(part: Part, monkeypatch: pytest.Mo
     """CPU tensors stand in for those of GPUs."""
     import torch
 
-    peers = part("peers")
+    peers = part("preflight.gpu_copies")
     monkeypatch.setattr(peers, "_gpu", lambda number: f"cpu:{number}")
     monkeypatch.setattr(peers, "_wait", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (2, 0))
@@ -443,7 +443,7 @@ def test_copies_that_arrive_changed_are_found(part: Part, monkeypatch: pytest.Mo
 def test_transfers_that_arrive_changed_are_found(part: Part, monkeypatch: pytest.MonkeyPatch, changed: int) -> None:
     import torch
 
-    links = part("links")
+    links = part("preflight.links")
 
     def deliver(ops: list[Any]) -> list[Any]:
         (_, out, peer), (_, into, _) = ops
@@ -466,7 +466,7 @@ def test_transfers_that_arrive_changed_are_found(part: Part, monkeypatch: pytest
 
 
 def test_who_did_not_answer_is_told_apart_from_who_waits(part: Part) -> None:
-    said = part("deadline").verdict("late", ["in x", None, "in x", "in y"], ("n1", "n1", "n2", "n2"))
+    said = part("preflight.deadline").verdict("late", ["in x", None, "in x", "in y"], ("n1", "n1", "n2", "n2"))
     assert said.splitlines() == [
         "late",
         "  rank 1 (n1) did not answer: dead, suspended, or cut off",
@@ -476,7 +476,7 @@ def test_who_did_not_answer_is_told_apart_from_who_waits(part: Part) -> None:
 
 
 def test_many_ranks_are_shown_by_host(part: Part) -> None:
-    machines, columns = part("tables").machines, part("tables").COLUMNS
+    machines, columns = part("preflight.tables").machines, part("preflight.tables").COLUMNS
     rows = [{**dict.fromkeys(columns, 4), "rank": rank, "host": f"n{rank // 8}", "cpus": rank} for rank in range(24)]
     shown = machines(rows)
     cpus = shown[0].index("cpus")
@@ -488,7 +488,7 @@ def test_many_ranks_are_shown_by_host(part: Part) -> None:
 
 
 def test_versions_of_nccl_are_decoded(part: Part) -> None:
-    dotted = part("machine")._dotted
+    dotted = part("preflight.machine")._dotted
     assert [dotted(number) for number in (22705, 22809, 2804)] == ["2.27.5", "2.28.9", "2.8.4"]
 
 
@@ -505,4 +505,4 @@ def test_only_preflights_own_arguments_are_kept(part: Part) -> None:
         "--json",
     ]
     kept = ["--run.id=x", "--clocks.init_s", "9", "--config", "a.yaml"]
-    assert part("preflight").ours(words) == kept
+    assert part("preflight.__main__").ours(words) == kept

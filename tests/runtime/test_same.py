@@ -33,7 +33,7 @@ def network(**buffers: Any) -> Any:
 
 
 def test_a_layout_says_what_ddp_does_not_look_at(part: Callable[[str], ModuleType]) -> None:
-    layout = part("layout").layout
+    layout = part("same.layout").layout
     model, other = network(table=[1.0, 2.0]), network(table=[1.0, 3.0])
     rows = layout(model)
     assert rows["parameter 0.weight"] == "float32[2, 3]"
@@ -51,28 +51,28 @@ def test_what_ddp_was_told_to_ignore_may_differ(part: Callable[[str], ModuleType
     model = network(counts=[1, 2])
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(model, ["counts", "0.bias"])
-    assert not [name for name in part("layout").layout(model) if "counts" in name or "0.bias" in name]
+    assert not [name for name in part("same.layout").layout(model) if "counts" in name or "0.bias" in name]
 
 
 def test_attributes_of_a_rank_may_differ_and_lists_of_names_may_not(part: Callable[[str], ModuleType]) -> None:
     model = network()
     model.rank, model.kinds, model.scale = 3, ["full", "sliding"], 0.5
-    assert part("layout").layout(model)["attribute kinds"] == "['full', 'sliding']"
-    assert ("scale", "0.5") in list(part("layout")._plain_attributes(model))
-    assert "rank" not in dict(part("layout")._plain_attributes(model))
+    assert part("same.layout").layout(model)["attribute kinds"] == "['full', 'sliding']"
+    assert ("scale", "0.5") in list(part("same.layout")._plain_attributes(model))
+    assert "rank" not in dict(part("same.layout")._plain_attributes(model))
 
 
 def test_ten_thousand_parameters_take_less_than_a_second(part: Callable[[str], ModuleType]) -> None:
     model = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(5000)])
     began = time.process_time()  # of this process: other load does not count
-    rows = part("layout").layout(model)
-    part("same").digest([*rows, *rows.values()])
+    rows = part("same.layout").layout(model)
+    part("same.rows").digest([*rows, *rows.values()])
     assert time.process_time() - began < 1
     assert sum(name.startswith("parameter") for name in rows) == 10_000
 
 
 def test_a_sample_is_told_by_what_it_holds(part: Callable[[str], ModuleType]) -> None:
-    parts_of = part("parts").parts_of
+    parts_of = part("loading.parts").parts_of
     sample = {"image": torch.ones(2, 2), "label": 7, "words": ["a", "b"], "more": (None, {"c", "a", "b"}, object())}
     found = parts_of(sample)
     assert found["['image']"].startswith("float32[2, 2] [1, 1, 1, 1] (checksum ")
@@ -92,7 +92,7 @@ def test_generators_are_found_where_data_sets_keep_them(part: Callable[[str], Mo
     numbers.noise, numbers.system = random.Random(0), random.SystemRandom()
     numbers.torch = torch.Generator()
     both = torch.utils.data.ConcatDataset([torch.utils.data.Subset(numbers, [0, 1])])
-    found = {where: kind for where, (kind, _) in part("draws").generators(both, "Both")}
+    found = {where: kind for where, (kind, _) in part("loading.draws").generators(both, "Both")}
     inner = "Both.datasets[0].dataset"
     assert found == {f"{inner}.noise": "random.Random", f"{inner}.torch": "torch.Generator"}
 
@@ -100,7 +100,7 @@ def test_generators_are_found_where_data_sets_keep_them(part: Callable[[str], Mo
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "int64", "bool", "complex64", "uint8"])
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5), (5000, 3)])
 def test_a_checksum_sees_every_bit(part: Callable[[str], ModuleType], kind: str, shape: tuple[int, ...]) -> None:
-    checksum = part("drift").checksum
+    checksum = part("trace.drift").checksum
     tensor = (torch.rand(shape) * 10).to(getattr(torch, kind))
     changed = tensor.clone()
     assert checksum([tensor, torch.ones(3)]) == checksum([changed, torch.ones(3)])
@@ -110,7 +110,7 @@ def test_a_checksum_sees_every_bit(part: Callable[[str], ModuleType], kind: str,
 
 
 def test_a_checksum_tells_tensors_and_layouts_apart(part: Callable[[str], ModuleType]) -> None:
-    checksum = part("drift").checksum
+    checksum = part("trace.drift").checksum
     first, second = torch.rand(3), torch.rand(3)
     assert checksum([first, second]) != checksum([second, first])
     image = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)

@@ -44,7 +44,7 @@ def other() -> Iterator[int]:
 
 
 def test_a_run_directory_has_one_owner_at_a_time(part: Part, tmp_path: Path, other: int) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     owner.claim(tmp_path / "run", other, 0)
     assert owner.held_by_another(tmp_path / "run")
     with pytest.raises(part("errors").RunTaken, match=f"process {other} on .*attempt 0"):
@@ -53,7 +53,7 @@ def test_a_run_directory_has_one_owner_at_a_time(part: Part, tmp_path: Path, oth
 
 
 def test_its_own_ranks_may_use_it(part: Part, tmp_path: Path, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     script = owner.claim(tmp_path, other, 0)
     monkeypatch.setenv("LAUNCH_CLAIM", script.token)
     assert owner.claim(tmp_path, os.getpid(), 0) == script
@@ -63,7 +63,7 @@ def test_its_own_ranks_may_use_it(part: Part, tmp_path: Path, other: int, monkey
 
 
 def test_what_a_kill_leaves_is_no_hindrance(part: Part, tmp_path: Path) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     process = subprocess.Popen(["sleep", "60"])
     owner.claim(tmp_path, process.pid, 0)
     process.kill()  # and not waited for: a zombie does not own anything
@@ -77,7 +77,7 @@ def test_what_a_kill_leaves_is_no_hindrance(part: Part, tmp_path: Path) -> None:
 
 
 def test_another_process_of_the_same_number_is_not_the_owner(part: Part, tmp_path: Path, other: int) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     owner.claim(tmp_path, other, 0)
     content = json.loads((tmp_path / "owner.json").read_text())
     (tmp_path / "owner.json").write_text(json.dumps({**content, "began": "1"}))
@@ -94,7 +94,7 @@ def elsewhere(owner: ModuleType, run_dir: Path, **changed: Any) -> None:
 
 
 def test_an_owner_elsewhere_that_is_silent_is_gone(part: Part, tmp_path: Path) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     elsewhere(owner, tmp_path, quiet_s=2.0)
     began = time.monotonic()
     assert owner.claim(tmp_path, os.getpid(), 0).pid == os.getpid()
@@ -102,7 +102,7 @@ def test_an_owner_elsewhere_that_is_silent_is_gone(part: Part, tmp_path: Path) -
 
 
 def test_an_owner_elsewhere_that_writes_heartbeats_lives(part: Part, tmp_path: Path) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     elsewhere(owner, tmp_path, quiet_s=30.0)
     beat = tmp_path / "heartbeats" / "rank0.json"
     script = f"import pathlib, time; time.sleep(1.5); pathlib.Path({str(beat)!r}).write_text('1')"
@@ -111,7 +111,7 @@ def test_an_owner_elsewhere_that_writes_heartbeats_lives(part: Part, tmp_path: P
 
 
 def test_a_requeued_job_takes_over_at_once(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = part("owner")
+    owner = part("start.owner")
     elsewhere(owner, tmp_path, job="17", quiet_s=1000.0)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     began = time.monotonic()
@@ -121,14 +121,14 @@ def test_a_requeued_job_takes_over_at_once(part: Part, tmp_path: Path, monkeypat
 
 def test_of_many_that_come_at_once_one_gets_it(part: Part, tmp_path: Path) -> None:
     """Also where all of them find a dead owner."""
-    owner = part("owner")
+    owner = part("start.owner")
     process = subprocess.Popen(["true"])
     owner.claim(tmp_path, process.pid, 0)
     process.wait()
-    lines = ["import os, sys", "from pathlib import Path", "from begins.ddp import owner", "sys.stdin.readline()"]
+    lines = ["import os, sys", "from pathlib import Path", "from begins.ddp.start import owner", "sys.stdin.readline()"]
     lines += ["try: owner.claim(Path(sys.argv[1]), os.getpid(), 0); print('has it', flush=True)"]
     lines += ["except owner.RunTaken: print('refused', flush=True)", "sys.stdin.readline()"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(owner.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(owner.__file__).parents[3])}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     starts = [subprocess.Popen([sys.executable, "-c", "\n".join(lines), str(tmp_path)], **pipes) for _ in range(6)]
     for start in starts:
@@ -141,12 +141,12 @@ def test_of_many_that_come_at_once_one_gets_it(part: Part, tmp_path: Path) -> No
 
 
 def test_names_that_are_made_are_unique(part: Part, tmp_path: Path) -> None:
-    names = [part("owner").new_directory(tmp_path / "runs", "20261129-010000") for _ in range(3)]
+    names = [part("start.owner").new_directory(tmp_path / "runs", "20261129-010000") for _ in range(3)]
     assert names == ["20261129-010000", "20261129-010000-2", "20261129-010000-3"]
 
 
 def arrivals(part: Part, *changes: dict[str, Any]) -> list[Any]:
-    module = part("arrival")
+    module = part("start.arrival")
     plain = {"host": "n1", "machine": "m1", "gloo": "10.0.0.1", "gpu": "", "cores": tuple(range(8)), "of_cores": 8}
     return [module.Arrival(**{**plain, "rank": rank, **change}) for rank, change in enumerate(changes)]
 
@@ -169,12 +169,12 @@ def arrivals(part: Part, *changes: dict[str, Any]) -> list[Any]:
     ids=str,
 )
 def test_what_ranks_say_of_themselves(part: Part, changes: list[dict[str, Any]], said: str) -> None:
-    found = part("arrival").judge(arrivals(part, *changes))
+    found = part("start.arrival").judge(arrivals(part, *changes))
     assert [said in finding.what for finding in found] == ([True] if said else [])
 
 
 def test_an_arrival_survives_the_store(part: Part) -> None:
-    one = arrivals(part, {"findings": (part("findings").Finding("what", "remedy", ranks=(0,)),)})[0]
+    one = arrivals(part, {"findings": (part("start.findings").Finding("what", "remedy", ranks=(0,)),)})[0]
     assert type(one).from_json(json.loads(json.dumps(one.as_json()))).cores == one.cores
 
 
@@ -188,8 +188,8 @@ def test_the_root_cause_of_torchruns_table(part: Part, tmp_path: Path, monkeypat
         file.parent.mkdir()
     for rank in (0, 2):
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(files[rank]))
-        place = part("env").Place("torchrun", rank, rank, 3, 3, "n1", "127.0.0.1", 29500, 0, True)
-        part("elastic").tell_torchrun(verdict, place, "a stack")
+        place = part("start.launcher").Place("torchrun", rank, rank, 3, 3, "n1", "127.0.0.1", 29500, 0, True)
+        part("start.elastic").tell_torchrun(verdict, place, "a stack")
     failures = {rank: ProcessFailure(rank, 100 + rank, -9 if rank == 1 else 70, str(files[rank])) for rank in range(3)}
     error = ChildFailedError("train", failures)
     assert error.get_first_failure()[0] == 1

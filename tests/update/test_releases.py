@@ -111,7 +111,8 @@ def test_a_release(checkout, tmp_path):
         ("changelog", "lacks its line 'By hand: ...'"),
         ("moving tag", "the tag v1 reads as a version"),
         ("file", "launch/torchrun.sh of"),
-        ("move", "ddp/trace/ledger.py; templates/moves.yml"),
+        ("move", "ddp/start/clocks.py; templates/moves.yml"),
+        ("moved", "to ddp/start/launcher.py, which is no file of a new project"),
         ("question", "the question max_restarts of"),
         ("choice", "tracker=wandb of"),
         ("tasks", "every update would need --trust"),
@@ -131,8 +132,9 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
         next(project.glob("*launch*/torchrun.sh.jinja")).unlink()
     elif fault == "move":
         (ddp,) = project.glob("*/*/ddp")
-        (ddp / "trace").mkdir()
-        (ddp / "ledger.py").rename(ddp / "trace" / "ledger.py")
+        (ddp / "clocks.py").rename(ddp / "start" / "clocks.py")
+    elif fault == "moved":  # to a file that is not there
+        next(project.glob("*/*/ddp/start/launcher.py")).unlink()
     elif fault == "question":
         text = (checkout / "copier.yml").read_text()
         (checkout / "copier.yml").write_text(text.replace("max_restarts", "restarts"))

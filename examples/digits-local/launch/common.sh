@@ -281,10 +281,10 @@ use_gloo_interface() {
 }
 
 # claim_run_directory: takes it for this script and its ranks (LAUNCH_CLAIM), until the script ends. Of two starts with
-# one id, the second is refused while the first lives; what a kill leaves is no hindrance (ddp/owner.py).
+# one id, the second is refused while the first lives; what a kill leaves is no hindrance (ddp/start/owner.py).
 claim_run_directory() {
   local code=0
-  LAUNCH_CLAIM=$(python -m digits.ddp.owner "$run_directory" "$$") || code=$?
+  LAUNCH_CLAIM=$(python -m digits.ddp.start.owner "$run_directory" "$$") || code=$?
   [ "$code" = 0 ] || exit "$code"
   export LAUNCH_CLAIM
   trap release_run_directory EXIT

@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from digits.ddp import lockstep, workers
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError, DataFailed
-from digits.ddp.fetch import kind_of, next_batch
 from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
-from digits.ddp.lockstep import in_step
-from digits.ddp.reading import Reading
+from digits.ddp.loading import lockstep, workers
+from digits.ddp.loading.fetch import kind_of, next_batch
+from digits.ddp.loading.located import Reading
+from digits.ddp.loading.lockstep import in_step
+from digits.ddp.loading.shards import GlobalOrder, LocatedStream
 from digits.ddp.rehearsal import largest_batch
-from digits.ddp.setup import Dist
-from digits.ddp.shards import GlobalOrder, LocatedStream
+from digits.ddp.start.groups import Dist
 
 
 class Numbers(IterableDataset[Any]):
@@ -216,7 +216,7 @@ def test_a_slow_batch_is_waited_for_and_a_stuck_worker_is_not(monkeypatch: pytes
     """DataLoader's own timeout is a short look in between; what counts is `clocks.loader_s`."""
     joined = a_rank(loader_s=10)
     reading, now = Reading("Squares", "index", joined, 1), 0.0
-    monkeypatch.setattr("digits.ddp.fetch.time.monotonic", lambda: now)
+    monkeypatch.setattr("digits.ddp.loading.fetch.time.monotonic", lambda: now)
 
     class Slow:
         """Times out every two seconds, `times` times."""

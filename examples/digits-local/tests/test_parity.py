@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader
 from digits.config import Settings
 from digits.data import build_datasets
 from digits.ddp.clocks import Clocks
-from digits.ddp.env import Place
+from digits.ddp.loading.shards import GlobalOrder
 from digits.ddp.rng import random_state, restore_random_state, seed_generators
-from digits.ddp.settings import load
-from digits.ddp.setup import Dist
-from digits.ddp.shards import GlobalOrder
+from digits.ddp.start.groups import Dist
+from digits.ddp.start.launcher import Place
+from digits.ddp.start.settings import load
 from digits.model import build_model, training_loss
 from digits.train import set_learning_rate
 

@@ -14,18 +14,20 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from digits.ddp import env, faults, guard, outcome, report
+from digits.ddp import faults, guard
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
+from digits.ddp.loading.shards import GlobalOrder
 from digits.ddp.metrics import clip_gradients, gradient_norm, step_if_finite
-from digits.ddp.preflight import PreflightSettings as Settings
+from digits.ddp.preflight.__main__ import PreflightSettings as Settings
 from digits.ddp.rank_state import RankState
+from digits.ddp.report import outcome, report
 from digits.ddp.restore import fill, parameter_orders
-from digits.ddp.settings import effective, load
-from digits.ddp.setup import Dist, choose_device
-from digits.ddp.shards import GlobalOrder
-from digits.ddp.stragglers import stragglers
-from digits.ddp.verdict import judge
+from digits.ddp.start import launcher
+from digits.ddp.start.groups import Dist, choose_device
+from digits.ddp.start.settings import effective, load
+from digits.ddp.watch.slow_ranks import stragglers
+from digits.ddp.watch.verdict import judge
 
 
 @pytest.mark.parametrize(
@@ -38,19 +40,19 @@ def test_clocks_that_ring_in_the_wrong_order_are_refused(wrong: dict[str, float]
 
 
 def test_the_launcher_is_found_and_what_is_half_set_is_refused() -> None:
-    assert env.detect({}).launcher == "none"
+    assert launcher.detect({}).launcher == "none"
     torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     address = {"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}
-    assert env.detect(torchrun | address).rank == 3
+    assert launcher.detect(torchrun | address).rank == 3
     slurm = {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}
     slurm["SLURM_STEP_TASKS_PER_NODE"] = "2(x2)"
-    assert env.detect(slurm | address).local_world_size == 2
+    assert launcher.detect(slurm | address).local_world_size == 2
     # In a batch script without srun, a plain process must not take itself for one rank of many.
-    assert env.detect({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}).world_size == 1
+    assert launcher.detect({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}).world_size == 1
     out_of_range, no_number = {"RANK": "4"}, {"LOCAL_RANK": "x"}
     for wrong in ({"RANK": "1"}, torchrun, torchrun | address | out_of_range, torchrun | address | no_number):
         with pytest.raises(ConfigError):
-            env.detect(wrong)
+            launcher.detect(wrong)
 
 
 def test_settings_say_who_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,9 +170,9 @@ def test_gpus_that_are_named_and_not_there_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     with pytest.raises(ConfigError, match="0,0"):
-        choose_device(env.detect({}), "auto")
+        choose_device(launcher.detect({}), "auto")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
-    assert choose_device(env.detect({}), "auto").type == "cpu"
+    assert choose_device(launcher.detect({}), "auto").type == "cpu"
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 
 from digits.ddp import faults
-from digits.ddp.blame import peer_lost
 from digits.ddp.clocks import Clocks
-from digits.ddp.env import Place
 from digits.ddp.errors import ConfigError
-from digits.ddp.ledger import first_difference, keep_ledger, ledger, minority
-from digits.ddp.lines import ASKS, of_thread, standing
-from digits.ddp.pace import Pace
 from digits.ddp.rank_state import Entry
-from digits.ddp.setup import Dist
-from digits.ddp.siblings import Siblings
-from digits.ddp.stragglers import compare_ranks
+from digits.ddp.start.groups import Dist
+from digits.ddp.start.launcher import Place
+from digits.ddp.trace.collectives import first_difference, keep_ledger, ledger, minority
+from digits.ddp.trace.lines import ASKS, of_thread, standing
+from digits.ddp.trace.slow_steps import Pace
+from digits.ddp.watch.blame import peer_lost
+from digits.ddp.watch.siblings import Siblings
+from digits.ddp.watch.slow_ranks import compare_ranks
 
 
 def asked(*whats: str, first: int = 1) -> list[Entry]:

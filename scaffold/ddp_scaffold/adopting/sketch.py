@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 SKETCH = """\
-from PACKAGE.ddp import checkpoint
-from PACKAGE.ddp.errors import StopRequested
-from PACKAGE.ddp.guard import on_rank0
-from PACKAGE.ddp.heartbeat import phase, step_done
-from PACKAGE.ddp.loader import endless, make_loader
+from PACKAGE.ddp import StopRequested, checkpoint, endless, make_loader, on_rank0, phase, step_done
 from PACKAGE.ddp.session import session
 from PACKAGE.ddp.variables import read_variables
 

@@ -11,9 +11,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from .ddp.agree import total
-from .ddp.errors import ConfigError
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, total
 from .model import Generators
 from .sample import noise_of, synthesise
 

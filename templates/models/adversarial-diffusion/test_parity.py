@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 from {{ package }}.config import Settings
 from {{ package }}.data import build_datasets
 from {{ package }}.ddp.clocks import Clocks
-from {{ package }}.ddp.env import Place
+from {{ package }}.ddp.loading.shards import GlobalOrder
 from {{ package }}.ddp.rng import random_state, restore_random_state, seed_generators
-from {{ package }}.ddp.settings import load
-from {{ package }}.ddp.setup import Dist
-from {{ package }}.ddp.shards import GlobalOrder
+from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.launcher import Place
+from {{ package }}.ddp.start.settings import load
 from {{ package }}.model import build_model, discriminator_loss, generator_loss
 from {{ package }}.train import Loss, set_learning_rate
 

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch.utils.data import TensorDataset
 
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 BYTES = 256  # the vocabulary
 BLANK_LINE = b"\n\n"

@@ -11,9 +11,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp.agree import total
-from .ddp.errors import ConfigError
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, total
 from .model import byte_losses
 
 METRIC = "val_bits_per_byte"  # the number to watch: the length of the text if the model compressed it; 8 is no model

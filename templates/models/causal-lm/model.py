@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import BYTES
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 
 class ModelSettings(BaseModel, extra="forbid"):

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp.agree import total
-from .ddp.errors import ConfigError
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, total
 
 METRIC = "val_accuracy"  # the number to watch
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import IMAGE_SHAPE, NAMES
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 GROUPS = 8  # of every GroupNorm
 

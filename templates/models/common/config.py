@@ -6,12 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .data import DataSettings
-from .ddp.checkpoint import CheckpointSettings
-from .ddp.clocks import Clocks
-from .ddp.loader import LoaderSettings
-from .ddp.metrics import LogSettings
-from .ddp.preempt import PreemptSettings
-from .ddp.settings import RunSettings
+from .ddp import CheckpointSettings, Clocks, LoaderSettings, LogSettings, PreemptSettings, RunSettings
 from .evaluate import EvalSettings
 from .model import ModelSettings
 from .sample import SampleSettings

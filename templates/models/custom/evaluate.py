@@ -15,9 +15,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp.agree import total
-from .ddp.errors import ConfigError
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, total
 from .model import logits
 
 METRIC = "val_accuracy"

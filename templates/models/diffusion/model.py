@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 GROUPS = 8  # of every GroupNorm; it keeps no running statistics, so nothing has to be synchronised between ranks

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 BYTES = 256  # the vocabulary; beyond it stand two tokens that no text contains
 PAD, MASK = BYTES, BYTES + 1

@@ -12,9 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .data import PAD
-from .ddp.agree import total
-from .ddp.errors import ConfigError
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, total
 from .model import IGNORED, fill_in, hide
 
 METRIC = "val_accuracy"  # the number to watch: from about 0.2, for the space everywhere, to 1

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import BYTES, MASK, PAD
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 SHARE = 0.15  # of the bytes of a text that are to be filled in
 IGNORED = -100  # as a target: adds nothing to the loss; what cross_entropy leaves out by default

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Subset
 
 from {{ package }}.data import BYTES, MASK, MULTIPLE, PAD, DataSettings, Texts, build_datasets, read_paragraphs
 from {{ package }}.ddp.clocks import Clocks
-from {{ package }}.ddp.env import Place
 from {{ package }}.ddp.errors import ConfigError
-from {{ package }}.ddp.setup import Dist
-from {{ package }}.ddp.shards import GlobalOrder
+from {{ package }}.ddp.loading.shards import GlobalOrder
+from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.evaluate import EvalSettings, add_up, hide_by_index
 from {{ package }}.model import IGNORED, ModelSettings, build_model, hide, training_loss
 from {{ package }}.sample import SampleSettings, draw

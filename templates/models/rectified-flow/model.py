@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
-from .ddp.errors import ConfigError
+from .ddp import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 

@@ -18,10 +18,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp.agree import gather, total
-from .ddp.errors import ConfigError
-from .ddp.heartbeat import phase
-from .ddp.setup import Dist
+from .ddp import ConfigError, Dist, gather, phase, total
 from .model import unit_features
 
 METRIC = "val_map"  # the number to watch

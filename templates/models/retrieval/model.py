@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import IMAGE_SHAPE
-from .ddp.errors import ConfigError
-from .ddp.heartbeat import phase
+from .ddp import ConfigError, phase
 
 GROUPS = 8  # of every GroupNorm; it keeps no running statistics, so nothing has to be synchronised between ranks
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from {{ package }} import evaluate as evaluation
 from {{ package }}.data import DataSettings, build_datasets
 from {{ package }}.ddp.clocks import Clocks, seconds
-from {{ package }}.ddp.env import Place
 from {{ package }}.ddp.errors import ConfigError
-from {{ package }}.ddp.setup import Dist
+from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.evaluate import ABOUT, BITS, IS_QUERY, LABEL, METRIC, EvalSettings, embed, evaluate, order, score
 from {{ package }}.model import training_loss, unit_features
 

@@ -19,17 +19,30 @@ from tqdm import tqdm
 
 from .config import Settings
 from .data import build_datasets
-from .ddp import checkpoint
-from .ddp.errors import NonFinite, StopRequested
-from .ddp.guard import Progress, on_rank0
-from .ddp.heartbeat import phase, progress, step_done
-from .ddp.loader import batches, endless, make_loader
-from .ddp.lockstep import polled
-from .ddp.metrics import clip_gradients, global_norm, gradient_norm, step_if_finite
-from .ddp.rehearsal import largest_batch, rehearse
-from .ddp.rng import seed_generators
+from .ddp import (
+    NonFinite,
+    Progress,
+    StopRequested,
+    batches,
+    checkpoint,
+    clip_gradients,
+    effective,
+    endless,
+    global_norm,
+    gradient_norm,
+    largest_batch,
+    load,
+    make_loader,
+    on_rank0,
+    phase,
+    polled,
+    progress,
+    rehearse,
+    seed_generators,
+    step_done,
+    step_if_finite,
+)
 from .ddp.session import Session, session
-from .ddp.settings import effective, load
 from .evaluate import evaluate
 from .model import build_model, training_loss, wrap
 from .sample import draw

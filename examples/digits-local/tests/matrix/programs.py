@@ -14,13 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from digits.config import Settings
-from digits.ddp.agree import total
-from digits.ddp.guard import Progress, on_rank0
-from digits.ddp.heartbeat import phase, step_done
-from digits.ddp.loader import batches, make_loader
-from digits.ddp.rehearsal import rehearse
+from digits.ddp import Progress, batches, load, make_loader, on_rank0, phase, rehearse, step_done, total
 from digits.ddp.session import Session, session
-from digits.ddp.settings import load
 
 
 def sums(settings: Settings, run: Session) -> None:

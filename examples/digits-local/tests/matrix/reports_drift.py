@@ -13,9 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from digits.config import Settings
-from digits.ddp import checkpoint
-from digits.ddp.heartbeat import phase, step_done
-from digits.ddp.metrics import clip_gradients, step_if_finite
+from digits.ddp import checkpoint, clip_gradients, phase, step_done, step_if_finite
 from digits.ddp.session import Session
 
 STEPS = 400

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from digits.config import Settings
-from digits.ddp.agree import gather, total
-from digits.ddp.heartbeat import phase, progress, step_done
+from digits.ddp import gather, phase, progress, step_done, total
 from digits.ddp.session import Session
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from digits.config import Settings
-from digits.ddp import checkpoint
+from digits.ddp import checkpoint, load
 from digits.ddp.session import Session, session
-from digits.ddp.settings import load
 
 KILLS = 50
 RUN_DIR = Path(os.environ.get("DDP_RUN__DIR", "runs"), os.environ.get("DDP_RUN__ID", "run"))

@@ -17,13 +17,10 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from digits.config import Settings
 from digits.data import DataSettings, build_datasets
-from digits.ddp import checkpoint, overlap
-from digits.ddp.agree import gather
-from digits.ddp.loader import batches, make_loader
-from digits.ddp.lockstep import polled
-from digits.ddp.rehearsal import rehearse
+from digits.ddp import batches, checkpoint, gather, make_loader, polled, rehearse
+from digits.ddp.loading import overlap
+from digits.ddp.same.sources import compare_sources
 from digits.ddp.session import Session
-from digits.ddp.sources import compare_sources
 
 
 class Frequencies(nn.Module):

@@ -22,12 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from digits.config import Settings
-from digits.ddp import arrival, checkpoint
-from digits.ddp.agree import total
-from digits.ddp.guard import Progress, on_rank0
-from digits.ddp.heartbeat import phase, step_done
-from digits.ddp.rehearsal import rehearse
+from digits.ddp import Progress, checkpoint, on_rank0, phase, rehearse, step_done, total
 from digits.ddp.session import Session, session
+from digits.ddp.start import arrival
 
 
 def before_session(function: Callable[[Settings], None]) -> Callable[[Settings, Session], None]:
@@ -121,7 +118,7 @@ def starts_another(_settings: Settings, run: Session) -> None:
 
     def work(_progress: Progress) -> None:
         kept = {name: value for name, value in os.environ.items() if name != "LAUNCH_CLAIM"}
-        command = [sys.executable, "-m", "digits.ddp.owner", str(run.dir), str(os.getppid())]  # as the scripts do
+        command = [sys.executable, "-m", "digits.ddp.start.owner", str(run.dir), str(os.getppid())]  # as scripts do
         other = subprocess.run(command, env=kept, check=False)
         print(f"the other start ended with {other.returncode}", flush=True)
 

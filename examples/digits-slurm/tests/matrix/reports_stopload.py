@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from digits.config import Settings
-from digits.ddp import checkpoint
-from digits.ddp.loader import batches, make_loader
+from digits.ddp import batches, checkpoint, make_loader
 from digits.ddp.session import Session
 
 

@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from .drift import Digest, Drift
 from .errors import ConfigError, Diverged, StopRequested
-from .heartbeat import collectives_issued, phase
-from .ledger import ledger
-from .preempt import StopFlags
-from .setup import Dist
+from .start.groups import Dist
+from .start.stop import StopFlags
+from .trace.collectives import ledger
+from .trace.drift import Digest, Drift
+from .trace.heartbeat import collectives_issued, phase
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ from pydantic import BaseModel, Field
 from .agree import from_rank0, gather
 from .errors import CheckpointFailed, RunFailed
 from .guard import Progress, on_rank0
-from .heartbeat import phase
 from .restore import Stateful as Stateful
 from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
-from .setup import Dist
+from .start.groups import Dist
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
+from .trace.heartbeat import phase
 
 log = logging.getLogger("ddp")
 FORMAT = 1

@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from . import clocks
-from .env import detect
 from .errors import ConfigError
+from .start.launcher import detect
 
 log = logging.getLogger("ddp")
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import Diverged, RunFailed, StopRequested
-from .heartbeat import beat, phase, progress
-from .ledger import caller
-from .preempt import StopFlags
-from .setup import Dist
+from .start.groups import Dist
+from .start.stop import StopFlags
+from .trace.collectives import caller
+from .trace.heartbeat import beat, phase, progress
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
-from .heartbeat import beat, phase
-from .setup import Dist
+from .start.groups import Dist
+from .trace.heartbeat import beat, phase
 
 log = logging.getLogger("ddp")
 DETACHED = "no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)"

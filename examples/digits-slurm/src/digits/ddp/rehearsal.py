@@ -14,16 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from .agree import from_rank0, gather
-from .buffers import note_changed
-from .collation import put_together
 from .errors import DataFailed, Diverged
-from .heartbeat import phase, progress
-from .layout import compare_modes
-from .preempt import shielded
+from .loading.collation import put_together
+from .loading.shards import lengths_of
 from .rng import random_state, restore_random_state
-from .setup import Dist
-from .shards import lengths_of
-from .unused import refuse_changed, refuse_unused, without_gradient
+from .same.buffers import note_changed
+from .same.layout import compare_modes
+from .same.unused import refuse_changed, refuse_unused, without_gradient
+from .start.groups import Dist
+from .start.stop import shielded
+from .trace.heartbeat import phase, progress
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")

@@ -18,16 +18,9 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from . import faults, kinship, marks, outcome, owner, report
+from . import faults
 from .agree import Agreement
-from .arrival import arrive
-from .blame import peer_lost, verdict_of
-from .buffers import check_network
 from .clocks import Clocks
-from .drift import Drift
-from .elastic import tell_torchrun
-from .ending import write_heartbeat
-from .env import Place, attempt, detect
 from .errors import (
     CONFIG,
     DONE,
@@ -41,22 +34,32 @@ from .errors import (
     RunTaken,
     StopRequested,
 )
-from .heartbeat import beat, lose, phase
 from .kinds import Verdict
-from .ledger import keep_ledger
-from .logs import Rows, describe, log_to_console, log_to_file, say_last
 from .metrics import LogSettings, MetricLog
-from .monitor import Monitor
-from .network import check_master, interfaces
-from .preempt import PreemptSettings, StopFlags, kind_of
-from .rendezvous import Waiting, rendezvous, tell_all
-from .replicas import keep_models, keep_optimizers
+from .report import outcome, report
 from .rng import make_deterministic
-from .settings import RunSettings
-from .setup import Dist, meet, setup_distributed, shutdown
-from .siblings import launcher_gone
-from .sources import compare_sources
-from .verdict import explain
+from .same.buffers import check_network
+from .same.sources import compare_sources
+from .start import kinship, owner
+from .start.arrival import arrive
+from .start.elastic import tell_torchrun
+from .start.groups import Dist, meet, setup_distributed, shutdown
+from .start.launcher import Place, attempt, detect
+from .start.logs import Rows, describe, log_to_console, log_to_file, say_last
+from .start.network import check_master, interfaces
+from .start.rendezvous import Waiting, rendezvous, tell_all
+from .start.settings import RunSettings
+from .start.stop import PreemptSettings, StopFlags, kind_of
+from .trace import marks
+from .trace.collectives import keep_ledger
+from .trace.drift import Drift
+from .trace.heartbeat import beat, lose, phase
+from .trace.replicas import keep_models, keep_optimizers
+from .watch.blame import peer_lost, verdict_of
+from .watch.leave import write_heartbeat
+from .watch.monitor import Monitor
+from .watch.siblings import launcher_gone
+from .watch.verdict import explain
 
 log = logging.getLogger("ddp")
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from .agree import gather
-from .drift import checksum
 from .errors import ConfigError, NonFinite
-from .replicas import models, optimizers
 from .restore import Stateful
-from .setup import Dist
+from .start.groups import Dist
+from .trace.drift import checksum
+from .trace.replicas import models, optimizers
 
 log = logging.getLogger("ddp")
 _told: set[str] = set()

@@ -14,20 +14,20 @@ from pydantic import BaseModel, Field
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
-from .collation import Collation
-from .draws import warn_of_generators
 from .errors import ConfigError
-from .fetch import begin, next_batch, patience
-from .heartbeat import phase
-from .held import warn_of_shared_files
-from .lockstep import in_step
-from .overlap import watched
-from .reading import Located
-from .samples import compare_samples
-from .setup import Dist
-from .shards import END, GlobalOrder, LocatedStream, lengths_of
-from .streams import compare_streams
-from .workers import fitting_workers, keep_protection, protect_worker, worker_context
+from .loading.collation import Collation
+from .loading.draws import warn_of_generators
+from .loading.fetch import begin, next_batch, patience
+from .loading.held import warn_of_shared_files
+from .loading.located import Located
+from .loading.lockstep import in_step
+from .loading.overlap import watched
+from .loading.samples import compare_samples
+from .loading.shards import END, GlobalOrder, LocatedStream, lengths_of
+from .loading.streams import compare_streams
+from .loading.workers import fitting_workers, keep_protection, protect_worker, worker_context
+from .start.groups import Dist
+from .trace.heartbeat import phase
 
 log = logging.getLogger("ddp")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .agree import gather
 from .errors import ConfigError
-from .setup import Dist
+from .start.groups import Dist
 
 log = logging.getLogger("ddp")
 SORT = "a set has no order: collect parameters in a list or a dict, in the order of named_parameters()"

@@ -1,0 +1,58 @@
+"""Buffers that each rank changes by its own samples, like BatchNorm's running statistics: what is saved is rank 0's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..agree import gather
+from ..start.groups import Dist
+from ..trace.replicas import local_buffers
+from .layout import STATISTICS, compare_model, fingerprint, ignored
+from .rows import digest
+
+log = logging.getLogger("ddp")
+
+
+def check_network(joined: Dist, module: nn.Module) -> None:
+    """What is looked at ahead of every DDP wrapper. Raises ConfigError, on all ranks, if the ranks' networks differ."""
+    compare_model(joined, module)
+    note_statistics(joined, module)
+
+
+def note_statistics(joined: Dist, module: nn.Module) -> None:
+    """Warn of, and note, the running statistics of normalisations in `module` that no collective makes equal."""
+    found = [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, _NormBase) and part.running_mean is not None and part.training
+        if not isinstance(part, nn.SyncBatchNorm)
+    ]
+    names = [f"{name}.{statistic}".removeprefix(".") for name in found for statistic in STATISTICS[:2]]
+    _note(joined, module, names)
+
+
+def note_changed(joined: Dist, module: nn.Module) -> None:
+    """After a forward in which every rank had samples of its own: warn of, and note, buffers that differ since."""
+    names, values = [], []
+    for name, buffer in module.named_buffers():
+        names.append(name)
+        values.append(digest([fingerprint(buffer)]))
+    if len(set(gather(joined, digest(values)))) > 1:
+        rows = gather(joined, values)
+        _note(joined, module, [name for name, *each in zip(names, *rows, strict=True) if len(set(each)) > 1])
+
+
+def _note(joined: Dist, module: nn.Module, names: Sequence[str]) -> None:
+    known, on_purpose = local_buffers(module), set(ignored(module))
+    new = [name for name in names if name not in known and name not in on_purpose]
+    known |= set(names)
+    if not new or joined.rank or joined.world_size == 1:
+        return
+    others = f" and {len(new) - 2} others" if len(new) > 2 else ""
+    what = f"{', '.join(new[:2])}{others} of {type(module).__name__}".replace("_orig_mod.", "")
+    remedy = "use torch.nn.SyncBatchNorm, or a norm without running statistics such as GroupNorm"
+    log.warning("each rank changes %s by its own samples: what is saved is rank 0's\n  -> %s", what, remedy)

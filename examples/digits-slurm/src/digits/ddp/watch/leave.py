@@ -1,0 +1,142 @@
+"""The end of a run that went wrong: stacks, verdict, report, and a non-zero exit of every rank within seconds."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, NoReturn
+
+import torch.distributed as dist
+
+from ..kinds import Verdict
+from ..rank_state import RankState
+from ..report import outcome, report
+from ..start import owner
+from ..start.board import post
+from ..start.elastic import tell_torchrun
+from ..start.groups import Dist
+from ..start.logs import say_last, silence_console
+from ..trace.collectives import last_entry
+from ..trace.heartbeat import beat, snapshot
+from .siblings import Siblings
+
+log = logging.getLogger("ddp")
+_ending = threading.Lock()  # taken once, by the thread that ends the process
+
+
+def end(
+    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
+) -> NoReturn:
+    """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
+
+    The first verdict of any rank counts, and its author writes the report. `mine` is False for a verdict that another
+    rank has announced: this rank writes the report only if the author dies before it has.
+    """
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # for ever: the other thread is ending the process
+    beat_s = joined.clocks.beat_s
+    # From here on nothing may hold the exit up: not the store, not a dead file system.
+    faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)
+    silence_console()  # another thread may hold it, and wait for a reader
+    for child in multiprocessing.active_children():
+        child.kill()  # loader workers, which may be stuck
+    stack = main_stack()
+    faulthandler.dump_traceback(file=stacks, all_threads=True)
+    try:
+        store.set(f"stack/{joined.rank}", stack)
+        if mine:
+            text = json.dumps(asdict(verdict))
+            winner = store.compare_set("verdict", "", text).decode()
+            post(store, "verdict")  # also when another rank's counts, which may have died before it could say so
+            mine, verdict = winner == text, Verdict(**json.loads(winner))
+        if mine and not verdict.stacks and verdict.kind not in ("rank_killed", "store_lost"):
+            verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
+    except RuntimeError:
+        log.warning("the store no longer answers: this rank reports what it knows by itself")
+    write_heartbeat(joined, run_dir)
+    tell_torchrun(verdict, joined.place, stack, time.time() - (time.monotonic() - beat.progress_at))
+    deadline = time.monotonic() + 6 * beat_s
+    while not mine and not (run_dir / "outcome.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    owner.release(run_dir)
+    wrote = outcome.write(run_dir, verdict, joined.place.attempt)
+    if wrote or (mine and not (run_dir / "report.md").exists()):
+        report.write(run_dir)
+        say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
+    log.error("%s: %s", verdict.kind, verdict.reason)
+    _leave_together(joined, store, verdict, mine, gone)
+
+
+def write_heartbeat(joined: Dist, run_dir: Path) -> None:
+    """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
+    path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
+    try:
+        aside = path.with_suffix(".new")  # the report may read it at this moment
+        aside.write_text(snapshot(joined.rank, joined.place.host).to_json())
+        os.replace(aside, path)
+    except OSError as error:
+        log.warning("heartbeat not written: %s", error)
+
+
+def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:
+    """Where the blamed ranks are. They publish it when they see the verdict, unless they are gone."""
+    deadline = time.monotonic() + wait_s
+    found: dict[str, str] = {}
+    while len(found) < len(ranks) and time.monotonic() < deadline:
+        for rank in ranks:
+            if str(rank) not in found and store.check([f"stack/{rank}"]):
+                found[str(rank)] = store.get(f"stack/{rank}").decode()
+        time.sleep(0.05)
+    return found
+
+
+def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: bool, gone: int) -> NoReturn:
+    """The author, and the rank that serves the store, leave last, so that all others can still read the verdict."""
+    try:
+        if verdict.kind == "rank_killed":
+            Siblings(joined, store).kill(verdict.first_ranks or [])
+        store.add("left", 1)
+        deadline = time.monotonic() + 5 * joined.clocks.beat_s
+        while (author or joined.rank == 0) and time.monotonic() < deadline:
+            if store.add("left", 0) >= joined.world_size - gone:
+                break
+            time.sleep(0.05)
+    except RuntimeError:
+        log.warning("the store went away while this rank was leaving")
+    os._exit(verdict.exit_code)
+
+
+def last_words(run_dir: Path, rank: int) -> str:
+    """What the interpreter of `rank` has written about its own end in this attempt: a crash, or a GIL held too long."""
+    try:
+        text = (run_dir / "stacks" / f"rank{rank}.txt").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition("=== attempt ")[2].partition("\n")[2][-8000:]
+
+
+def with_last_entry(state: RankState, run_dir: Path) -> RankState:
+    """Where a rank was that did not live to tell, and its last collective, from the file that it has kept."""
+    entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state.rank}.json")
+    if kept.get("pid") != state.pid:  # the last attempt has left it
+        return state
+    missing = tuple(kept["missing"])
+    state = replace(state, phase=kept["phase"], step=kept["step"], without_gradient=missing)
+    if entry and entry[0] > (state.recent[-1][0] if state.recent else 0):
+        state = replace(state, python_collectives=entry[0], recent=(*state.recent, entry))
+    return state
+
+
+def main_stack() -> str:
+    """The Python stack of the main thread, innermost frame last."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)[-12:]) if frame else ""

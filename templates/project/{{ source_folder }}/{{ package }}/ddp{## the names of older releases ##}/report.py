@@ -1,2 +1,2 @@
-# Moved to report/report.py in 0.4.0. Python imports the folder report/ in its place, and does not read this file: it is
-# here for one release, so that an edit in the old one is a conflict that you see, and not gone.
+# Moved to report/report.py in 0.4.0. Python imports the folder report/ in its place, and does not read this
+# file: it is here for one release, so that an edit in the old one is a conflict that you see, and not gone.

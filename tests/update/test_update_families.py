@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,60 @@ def test_edits_survive(now, history_of_now, tmp_path, version, family):
     command = [sys.executable, "-m", "mypy"]
     checked = subprocess.run(command, cwd=tmp_path / "demo", capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+EDIT = "# My remark: our launcher sets these.\n"
+ADOPTED = {"code": "existing", "command": "train.py"}
+
+
+def edit_what_moves(history: Path, version: str, project: Path, answers: dict[str, str]) -> None:
+    """Edit ddp/env.py and ddp/preflight.py, which 0.4.0 moves: the second into a folder of its own name."""
+    make(history, version, project, answers)
+    ddp = project / "src" / "demo" / "ddp"
+    change(ddp / "env.py", "@dataclass(frozen=True)\nclass Place", EDIT + "@dataclass(frozen=True)\nclass Place")
+    change(ddp / "preflight.py", "def main() -> None:\n", EDIT + "def main() -> None:\n")
+    commit(project)
+
+
+@pytest.mark.parametrize(
+    "answers", [{"model": "custom"}, {"model": "retrieval"}, ADOPTED], ids=["new", "other", "adopted"]
+)
+@pytest.mark.parametrize("version", [pytest.param(one, marks=[pytest.mark.long] * (one < "0.3")) for one in RELEASES])
+def test_an_edit_goes_along_with_a_file_that_moves(now, history_of_now, tmp_path, version, answers):
+    if answers is ADOPTED and version < "0.2":
+        pytest.skip("there was no --into-existing")
+    project, demo = tmp_path / "demo", tmp_path / "demo" / "src" / "demo"
+    edit_what_moves(history_of_now, version, project, answers)
+    if version == RELEASES[-1]:  # and the package has another name
+        git(project, "mv", "src/demo", "src/mine")
+        for path in project.rglob("*.py"):
+            path.write_text(path.read_text().replace("demo.", "mine."))
+        commit(project)
+        demo = project / "src" / "mine"
+    done = update(now, project, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode in (0, 2), told
+    unmerged = git(project, "diff", "--name-only", "--diff-filter=U").split()
+    assert done.returncode == (2 if unmerged else 0)
+    for old, new in (("env", "start/launcher"), ("preflight", "preflight/__main__")):
+        assert told["carried"][f"src/{demo.name}/ddp/{old}.py"] == f"src/{demo.name}/ddp/{new}.py"
+        assert EDIT in (demo / "ddp" / f"{new}.py").read_text()
+        assert EDIT not in (demo / "ddp" / f"{old}.py").read_text()
+    if not unmerged:
+        code = f"import {demo.name}.ddp.env as old, {demo.name}.ddp.start.launcher as new; assert old is new"
+        subprocess.run([sys.executable, "-c", code], cwd=project / "src", check=True)
+
+
+@pytest.mark.parametrize("version", [pytest.param(one, marks=[pytest.mark.long] * (one < "0.3")) for one in RELEASES])
+def test_plain_copier_shows_an_edit_in_a_file_that_moves(history_of_now, tmp_path, version):
+    project = tmp_path / "demo"
+    edit_what_moves(history_of_now, version, project, {"model": "custom"})
+    done = copier("update", "--defaults", "--quiet", project, repository=history_of_now, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for old in ("env", "preflight"):
+        text = (project / "src" / "demo" / "ddp" / f"{old}.py").read_text()
+        assert "<<<<<<< before updating" in text
+        assert EDIT in text
 
 
 @pytest.mark.slow  # `make test-update` runs it

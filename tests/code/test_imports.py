@@ -25,8 +25,7 @@ FLOORS = (
     ("__init__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# An update runs copier on a copy of the project, in a setting of its own.
-MAY_IMPORT_COPIER = ("template.", "updating.trial")
+MAY_IMPORT_COPIER = ("template.",)
 
 Sources = Mapping[str, str]  # of modules, by their names inside of the package
 

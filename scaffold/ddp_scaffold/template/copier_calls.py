@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,28 +40,58 @@ def copy(
     Raises CopierRefused, and ScaffoldError if copier or git cannot do their work.
     """
     import copier
+
+    require_harmless(template)
+    with _in_our_words(template):
+        worker = copier.run_copy(
+            template.source,
+            destination,
+            data=dict(data),
+            answers_file=answers_file,
+            user_defaults=dict(suggestions),
+            settings=copier_settings(),
+            vcs_ref=template.ref,
+            defaults=not ask,
+            exclude=NOT_RENDERED if render else NOTHING_RENDERED,
+            quiet=True,
+            unsafe=False,
+        )
+    return Answered(worker.answers.combined, worker.answers.hidden)
+
+
+def update(template: Template, project: Path, data: Mapping[str, Any], answers_file: str) -> None:
+    """Bring a project, whose answers file names its template, to `template.ref`.
+
+    Raises CopierRefused, and ScaffoldError if copier or git cannot do their work.
+    """
+    import copier
+
+    with _in_our_words(template):
+        copier.run_update(
+            project,
+            data=dict(data),
+            answers_file=answers_file,
+            settings=copier_settings(),
+            vcs_ref=template.ref,
+            exclude=NOT_RENDERED,
+            defaults=True,
+            overwrite=True,
+            quiet=True,
+            unsafe=False,
+        )
+
+
+@contextmanager
+def _in_our_words(template: Template) -> Iterator[None]:
     from copier.errors import CopierError, DirtyLocalWarning, InteractiveSessionError, ShallowCloneWarning
     from jinja2 import TemplateError
     from plumbum import ProcessExecutionError
 
-    require_harmless(template)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DirtyLocalWarning)
             warnings.simplefilter("ignore", ShallowCloneWarning)
-            worker = copier.run_copy(
-                template.source,
-                destination,
-                data=dict(data),
-                answers_file=answers_file,
-                user_defaults=dict(suggestions),
-                settings=copier_settings(),
-                vcs_ref=template.ref,
-                defaults=not ask,
-                exclude=NOT_RENDERED if render else NOTHING_RENDERED,
-                quiet=True,
-                unsafe=False,
-            )
+            yield
     except KeyboardInterrupt:  # copier's own, CopierAnswersInterrupt, is a CopierError as well
         raise
     except InteractiveSessionError as error:
@@ -70,7 +101,6 @@ def copy(
         raise ScaffoldError(f"git failed: {said}", f"Correct what git names; it read {template.repository}.") from error
     except (ValueError, TypeError, CopierError, TemplateError) as error:
         raise CopierRefused(" ".join(str(error).split())) from error
-    return Answered(worker.answers.combined, worker.answers.hidden)
 
 
 def copier_settings() -> Any:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .._errors import ScaffoldError
-from .._git import complaint, git
-from ..template.copier_calls import copier_settings
-from ..template.harmless import NOT_RENDERED
+from .._git import git
+from ..template.copier_calls import CopierRefused, copy, update
 from ..template.redirect import environment, git_settings
 from ..template.source import Template
 from . import carry, compare, imports, moves, package
@@ -179,7 +177,7 @@ def _as_made(repository: Path, untouched: Path, recorded: Iterable[Recorded], te
     for project in recorded:
         data = _values(repository, project.name)
         with _explained(project.name, project.commit):
-            _copy(untouched, project.name, data, template, project.commit)
+            copy(replace(template, ref=project.commit), untouched, data, {}, answers_file=project.name)
     return _commit(untouched, "as made")
 
 
@@ -244,67 +242,28 @@ def _commit(repository: Path, message: str) -> str:
 
 
 def _take(step: Step, repository: Path, template: Template) -> None:
-    import copier
-    from copier.errors import DirtyLocalWarning, ShallowCloneWarning
-
+    target = replace(template, ref=step.ref)
     with _explained(step.answers_file, step.ref):
         if step.new:
-            _copy(repository, step.answers_file, step.data, template, step.ref)
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DirtyLocalWarning)
-            warnings.simplefilter("ignore", ShallowCloneWarning)
-            copier.run_update(
-                repository,
-                data=dict(step.data),
-                answers_file=step.answers_file,
-                settings=copier_settings(),
-                vcs_ref=step.ref,
-                exclude=NOT_RENDERED,
-                defaults=True,
-                overwrite=True,
-                quiet=True,
-                unsafe=False,
-            )
+            copy(target, repository, step.data, {}, answers_file=step.answers_file)
+        else:
+            update(target, repository, step.data, step.answers_file)
 
 
 @contextmanager
 def _explained(answers_file: str, ref: str) -> Iterator[None]:
     """Raise Refused for what goes wrong in copier."""
-    from copier.errors import CopierError
-    from jinja2 import TemplateError
-    from plumbum import ProcessExecutionError
-
     try:
         yield
-    except KeyboardInterrupt:  # copier's own is a CopierError as well
-        raise
-    except ProcessExecutionError as error:
-        said = complaint(error.stderr) or f"exit code {error.retcode}"
-        raise Refused(f"git failed: {said}", "Nothing was changed. Correct what git names.") from error
-    except (ValueError, TypeError, CopierError, TemplateError) as error:
-        text = " ".join(str(error).split())
+    except CopierRefused as error:
         raise Refused(
-            f"{answers_file}: the template cannot be brought to {ref}: {text}",
+            f"{answers_file}: the template cannot be brought to {ref}: {error}",
             "Nothing was changed; `ddp-scaffold --debug update` shows where it stopped.",
         ) from error
-
-
-def _copy(destination: Path, answers_file: str, data: Mapping[str, Any], template: Template, ref: str) -> None:
-    import copier
-
-    copier.run_copy(
-        template.source,
-        destination,
-        data=dict(data),
-        answers_file=answers_file,
-        settings=copier_settings(),
-        vcs_ref=ref,
-        exclude=NOT_RENDERED,
-        defaults=True,
-        quiet=True,
-        unsafe=False,
-    )
+    except Refused:
+        raise
+    except ScaffoldError as error:
+        raise Refused(error.message, f"Nothing was changed. {error.hint}") from error
 
 
 def _require_no_rejects(repository: Path) -> None:

@@ -98,34 +98,34 @@ def main() -> None:
     def part(name: str) -> Any:
         return importlib.import_module(f"{options.package}.ddp.{name}")
 
-    joined = part("start.rendezvous").rendezvous(part("start.launcher").detect(), part("clocks").Clocks())
-    joined = part("start.groups").setup_distributed(joined, options.device)
-    part("trace.heartbeat").beat.control = joined.control
+    job = part("start.rendezvous").rendezvous(part("start.launcher").detect(), part("clocks").Clocks())
+    job = part("start.groups").setup_distributed(job, options.device)
+    part("trace.heartbeat").beat.control = job.control
     part("trace.collectives").keep_ledger()
     part("trace.replicas").keep_models(lambda _module: None)
     part("trace.replicas").keep_optimizers()
-    mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if joined.rank == 0 else ""
-    scratch = Path(part("agree").from_rank0(joined, mine))
+    mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if job.rank == 0 else ""
+    scratch = Path(part("agree").from_rank0(job, mine))
     for name in ("stacks", "heartbeats"):
         (scratch / name).mkdir(exist_ok=True)
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(Gpt(**sizes).to(joined.device), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(Gpt(**sizes).to(job.device), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    torch.manual_seed(joined.rank)
-    texts = torch.randint(sizes["vocabulary"], (8, batch, sizes["length"] + 1), device=joined.device)
-    drift = None if options.without_replicas else part("trace.drift").Drift(joined)
-    bare, watched, settle = loops(part, model, optimizer, texts, joined, scratch, drift)
+    torch.manual_seed(job.rank)
+    texts = torch.randint(sizes["vocabulary"], (8, batch, sizes["length"] + 1), device=job.device)
+    drift = None if options.without_replicas else part("trace.drift").Drift(job)
+    bare, watched, settle = loops(part, model, optimizer, texts, job, scratch, drift)
 
     def one(name: str, number: int) -> list[float]:
         if name == "bare":
-            return block(bare, options.steps, joined)
+            return block(bare, options.steps, job)
         # A prefix of its own in the store: the last monitor's keys are still there.
-        place = replace(joined.place, attempt=1000 + number)
-        monitor = part("watch.monitor").Monitor(replace(joined, place=place), scratch, heartbeat_s=30)
+        place = replace(job.place, attempt=1000 + number)
+        monitor = part("watch.monitor").Monitor(replace(job, place=place), scratch, heartbeat_s=30)
         dist.barrier()
         monitor.start()
-        took = block(watched, options.steps, joined)
+        took = block(watched, options.steps, job)
         settle()
         dist.barrier()
         monitor.stop()
@@ -141,9 +141,9 @@ def main() -> None:
                 steps[name] += took
     ratios = [b / a for a, b in zip(times["bare"], times["watched"], strict=True)]
     p50 = {name: statistics.median(found) for name, found in steps.items()}
-    device = torch.cuda.get_device_name() if joined.device.type == "cuda" else "cpu"
+    device = torch.cuda.get_device_name() if job.device.type == "cuda" else "cpu"
     result = {
-        "device": f"{joined.world_size} x {device}",
+        "device": f"{job.world_size} x {device}",
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "batch": f"{batch}x{sizes['length']}",
@@ -156,17 +156,17 @@ def main() -> None:
         "rounds_ms": {name: [round(value * 1e3, 3) for value in found] for name, found in times.items()},
         "steps_of_a_block": options.steps,
     }
-    if joined.rank == 0:
+    if job.rank == 0:
         print(json.dumps(result, indent=1))
         if options.json:
             options.json.write_text(json.dumps(result) + "\n")
     dist.barrier()
-    if joined.rank == 0:
+    if job.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
-    part("start.groups").shutdown(joined)
+    part("start.groups").shutdown(job)
 
 
-def block(step: Callable[[], None], steps: int, joined: Any) -> list[float]:
+def block(step: Callable[[], None], steps: int, job: Any) -> list[float]:
     """Seconds of each step, on a GPU by its own events: nothing waits within the block.
 
     A few steps before do not count: in them the agreement finds its pace again, after a pause that is no training.
@@ -174,10 +174,10 @@ def block(step: Callable[[], None], steps: int, joined: Any) -> list[float]:
     for _ in range(8):
         step()
     gc.collect()
-    synchronize(joined)
+    synchronize(job)
     dist.barrier()
-    synchronize(joined)
-    if joined.device.type == "cpu":
+    synchronize(job)
+    if job.device.type == "cpu":
         marks = [time.perf_counter()]
         for _ in range(steps):
             step()
@@ -188,13 +188,13 @@ def block(step: Callable[[], None], steps: int, joined: Any) -> list[float]:
     for event in events[1:]:
         step()
         event.record()
-    synchronize(joined)
+    synchronize(job)
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
-def synchronize(joined: Any) -> None:
+def synchronize(job: Any) -> None:
     """Wait for this rank's GPU, if it has one."""
-    if joined.device.type == "cuda":
+    if job.device.type == "cuda":
         torch.cuda.synchronize()
 
 
@@ -203,7 +203,7 @@ def loops(
     model: nn.Module,
     optimizer: Any,
     texts: torch.Tensor,
-    joined: Any,
+    job: Any,
     scratch: Path,
     drift: Any,
 ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
@@ -211,12 +211,12 @@ def loops(
     heartbeat, metrics, preempt = part("trace.heartbeat"), part("metrics"), part("start.stop")
     flags = preempt.StopFlags(preempt.PreemptSettings())
     flags.stop_file = scratch / "stop"
-    agreement = part("agree").Agreement(joined, flags, drift=drift)
-    log = metrics.MetricLog(joined, scratch, metrics.LogSettings(tracker="none"))
+    agreement = part("agree").Agreement(job, flags, drift=drift)
+    log = metrics.MetricLog(job, scratch, metrics.LogSettings(tracker="none"))
     count = 0
 
     def precision() -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if joined.device.type == "cuda" else nullcontext()
+        return torch.autocast("cuda", torch.bfloat16) if job.device.type == "cuda" else nullcontext()
 
     def bare() -> None:
         nonlocal count
@@ -235,7 +235,7 @@ def loops(
             loss = model(texts[count % len(texts)])
         with heartbeat.phase("backward"):
             loss.backward()
-        norm = metrics.gradient_norm(model.parameters()) / joined.world_size
+        norm = metrics.gradient_norm(model.parameters()) / job.world_size
         totals = torch.stack([loss.detach().float(), norm])
         with heartbeat.phase("agree"):
             dist.all_reduce(totals)
@@ -247,7 +247,7 @@ def loops(
         count += 1
         heartbeat.step_done(count, 0)
         if count % 20 == 0:
-            log.scalars(count, {"loss": mean / joined.world_size, "grad_norm": norm})
+            log.scalars(count, {"loss": mean / job.world_size, "grad_norm": norm})
 
     def settle() -> None:
         log.flush()

@@ -92,11 +92,11 @@ def rank0(package: str, ranks: int, seconds: float, answer: Any) -> None:
         "slurm", 0, 0, ranks, 8, "n0", "127.0.0.1", free_port(), 0, agent_store=False
     )
     store = setup.connect_store(place, clocks, serve=True)
-    joined = setup.Dist(place, clocks, store, tuple(f"n{rank // 8}" for rank in range(ranks)))
+    job = setup.Job(place, clocks, store, tuple(f"n{rank // 8}" for rank in range(ranks)))
     with tempfile.TemporaryDirectory() as name:
         for folder in ("stacks", "heartbeats"):
             (Path(name) / folder).mkdir()
-        monitor = part(package, "watch.monitor").Monitor(joined, Path(name), heartbeat_s=HEARTBEAT_S)
+        monitor = part(package, "watch.monitor").Monitor(job, Path(name), heartbeat_s=HEARTBEAT_S)
         memory = resident()
         simulated = simulate(package, ranks, place.master_port)
         heartbeat = part(package, "trace.heartbeat")

@@ -97,16 +97,16 @@ def main():
     ddp, rows = read_variables()
     with session(ddp.run, ddp.clocks, ddp.log, ddp.preempt, rows) as run:
         data = zoo.train_set()
-        network = zoo.build().to(run.dist.device)
+        network = zoo.build().to(run.job.device)
         model = DDP(network)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
-        loader = make_loader(data, run.dist, ddp.loader, batch_size=16)
+        loader = make_loader(data, run.job, ddp.loader, batch_size=16)
         state = {"model": network, "optimizer": optimizer}
-        at = {"step": 0, "epoch": 0} | (checkpoint.load(run.dist, run.dir, state) or {})
+        at = {"step": 0, "epoch": 0} | (checkpoint.load(run.job, run.dir, state) or {})
         step_done(at["step"], at["epoch"])
         try:
             for epoch in range(at["epoch"], args.epochs):
-                for x, y in batches(loader, run.dist, epoch):
+                for x, y in batches(loader, run.job, epoch):
                     run.agreement.poll(at["step"])
                     optimizer.zero_grad()
                     with phase("forward"):
@@ -119,10 +119,10 @@ def main():
                     step_done(at["step"], epoch)
                 at["epoch"] = epoch + 1
                 samples = [data[index] for index in range(16)]
-                on_rank0(run.dist, "evaluate", lambda progress: print("loss", evaluate(network, samples), flush=True))
-                checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep)
+                on_rank0(run.job, "evaluate", lambda progress: print("loss", evaluate(network, samples), flush=True))
+                checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep)
         except StopRequested:
-            checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
+            checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
             raise
 
 

@@ -68,7 +68,7 @@ def test_preflight_where_configs_hold_something_else(repository, adopt):
     adopt("--set", "collective_timeout_s=100")
     session = "from .ddp.session import session\nfrom .ddp.variables import read_variables\n\n"
     body = "ddp, rows = read_variables()\nwith session(ddp.run, ddp.clocks, ddp.log, ddp.preempt, rows) as run:\n"
-    body += "    print(f'rank {run.dist.rank} is here\\n', end='')\n"
+    body += "    print(f'rank {run.job.rank} is here\\n', end='')\n"
     (directory / "src/vision_lab/train.py").write_text(session + body)
     told = launch(directory, "--config", "configs/train.yaml", "--lr", "3", PREFLIGHT="1", DDP_BACKEND="mine")
     assert "rank 1 is here" in told

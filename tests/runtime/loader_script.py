@@ -27,7 +27,7 @@ from digits.ddp.errors import ConfigError, DataFailed, StopRequested
 from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
 from digits.ddp.loading import workers
 from digits.ddp.loading.lockstep import polled
-from digits.ddp.start.groups import Dist
+from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import detect
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -73,16 +73,16 @@ class CannotHandOver(Squares):
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def join() -> Dist:
+def join() -> Job:
     dist.init_process_group("gloo")
     control = dist.new_group(backend="gloo")
     store = dist.distributed_c10d._get_default_store()
     hosts = ("n1",) * dist.get_world_size()
-    return replace(Dist(detect(), Clocks(loader_s=float(os.environ["LOADER_S"])), store, hosts), control=control)
+    return replace(Job(detect(), Clocks(loader_s=float(os.environ["LOADER_S"])), store, hosts), control=control)
 
 
-def streams(joined: Dist) -> dict[str, Any]:
-    rank, found = joined.rank, {}
+def streams(job: Job) -> dict[str, Any]:
+    rank, found = job.rank, {}
     for count in (0, 2):
         workers.room = lambda *_, count=count: [(count, "")]
         for uneven in ("pad", "drop"):
@@ -91,9 +91,9 @@ def streams(joined: Dist) -> dict[str, Any]:
             def read(
                 stream: Any, start: int = 0, settings: LoaderSettings = settings, **options: Any
             ) -> list[list[int]]:
-                made = make_loader(stream, joined, settings, batch_size=2, **options)
+                made = make_loader(stream, job, settings, batch_size=2, **options)
                 lists = []
-                for batch in batches(made, joined, 0, start):
+                for batch in batches(made, job, 0, start):
                     dist.all_reduce(torch.ones(1))  # what each step does: it hangs unless all make equally many
                     lists.append(batch.tolist())
                 return lists
@@ -110,17 +110,17 @@ def streams(joined: Dist) -> dict[str, Any]:
     settings = LoaderSettings()
 
     polls: list[int] = []
-    counting: Any = SimpleNamespace(joined=joined, poll=polls.append, change_pace=lambda: None)
+    counting: Any = SimpleNamespace(job=job, poll=polls.append, change_pace=lambda: None)
     own = Numbers([5, 9, 12][rank], 100 * rank)
-    shard = make_loader(own, joined, settings, batch_size=2, train=False, sharded=True)
-    found["evaluation"] = [b.tolist() for b in polled(batches(shard, joined), counting, 7, None)]
+    shard = make_loader(own, job, settings, batch_size=2, train=False, sharded=True)
+    found["evaluation"] = [b.tolist() for b in polled(batches(shard, job), counting, 7, None)]
     found["polls"] = polls
 
     # A stop while a question of the loader is under way, with the agreement's own on the same group.
     flags: Any = SimpleNamespace(reason=lambda: "SIGTERM" if steps == 5 and rank == 1 else "")
-    agreement, steps = Agreement(joined, flags, 0.0), 0
-    loader = make_loader(Numbers(1000), joined, settings, batch_size=2)
-    feed = endless(loader, joined, 0, 0)
+    agreement, steps = Agreement(job, flags, 0.0), 0
+    loader = make_loader(Numbers(1000), job, settings, batch_size=2)
+    feed = endless(loader, job, 0, 0)
     try:
         while True:
             agreement.poll(steps)
@@ -137,20 +137,20 @@ def streams(joined: Dist) -> dict[str, Any]:
         ("an empty part", Counted(9 * rank), {"sharded": True}),
     ):
         try:
-            list(batches(make_loader(wrong, joined, settings, batch_size=2, **options), joined))
+            list(batches(make_loader(wrong, job, settings, batch_size=2, **options), job))
         except ConfigError as error:
             found[name] = [error.kind, str(error)]
-    next(iter(batches(loader, joined)))  # left with a question under way
-    dist.monitored_barrier(joined.control)
+    next(iter(batches(loader, job)))  # left with a question under way
+    dist.monitored_barrier(job.control)
     return found
 
 
-def fault(joined: Dist) -> None:
+def fault(job: Job) -> None:
     workers.room = lambda *_: [(2, "")]
     settings = LoaderSettings(workers=2, start_method=os.environ["START_METHOD"])
     dataset = {"map": Squares, "stream": Numbers, "cannot hand over": CannotHandOver}[os.environ["DATA"]](10_000)
     try:
-        for _ in islice(batches(make_loader(dataset, joined, settings, batch_size=4), joined), 1000):
+        for _ in islice(batches(make_loader(dataset, job, settings, batch_size=4), job), 1000):
             pass
     except DataFailed as error:
         print(f"{error.kind} | {error}", flush=True)

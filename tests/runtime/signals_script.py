@@ -18,7 +18,7 @@ import torch.distributed as dist
 from digits.ddp.clocks import Clocks
 from digits.ddp.loader import LoaderSettings, batches, make_loader
 from digits.ddp.loading import workers
-from digits.ddp.start.groups import Dist
+from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import detect
 from digits.ddp.start.stop import SIGNALS, PreemptSettings, StopFlags
 from torch.utils.data import TensorDataset
@@ -48,13 +48,13 @@ def main(start_method: str) -> None:
     flags.install()
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    joined = Dist(detect(), Clocks(loader_s=60), store, ("n1",))
+    job = Job(detect(), Clocks(loader_s=60), store, ("n1",))
     workers.room = lambda *_: [(2, "")]
     settings = LoaderSettings(workers=2, start_method=start_method)
     threading.Thread(target=signal_all, daemon=True).start()
-    loader = make_loader(TensorDataset(torch.arange(64)), joined, settings, batch_size=4)
+    loader = make_loader(TensorDataset(torch.arange(64)), job, settings, batch_size=4)
     for epoch in range(2):
-        seen = sum(len(batch) for (batch,) in batches(loader, joined, epoch))
+        seen = sum(len(batch) for (batch,) in batches(loader, job, epoch))
         assert seen == 64, seen
         read += 1
     print(f"read everything; {len({pid for pid, _ in sent})} processes, {flags.reason()}", flush=True)

@@ -447,21 +447,21 @@ def test_transfers_that_arrive_changed_are_found(part: Part, monkeypatch: pytest
 
     def deliver(ops: list[Any]) -> list[Any]:
         (_, out, peer), (_, into, _) = ops
-        into.copy_(out + (peer - joined.rank))  # the other rank's numbers
+        into.copy_(out + (peer - job.rank))  # the other rank's numbers
         into[-1] += changed
         return []
 
-    joined = SimpleNamespace(rank=3, device=torch.device("cpu"), who=lambda rank: f"rank {rank}")
+    job = SimpleNamespace(rank=3, device=torch.device("cpu"), who=lambda rank: f"rank {rank}")
     monkeypatch.setattr(links.dist, "P2POp", lambda *parts: parts)
     monkeypatch.setattr(links.dist, "batch_isend_irecv", deliver)
     measured, found = [], []
-    assert links._pairs(joined, "nodes", [0, 3], 1 << 20, lambda _: None, measured, found)
+    assert links._pairs(job, "nodes", [0, 3], 1 << 20, lambda _: None, measured, found)
     assert [link.ranks for link in measured] == [(0, 3)]
     assert [one.what for one in found] == [
         "data from rank 0 arrive changed at rank 3: the transport is broken"
     ] * changed
     members = list(range(40))
-    assert not links._pairs(joined, "nodes", members, 1 << 10, lambda _: None, measured, found), "16 rounds of 39"
+    assert not links._pairs(job, "nodes", members, 1 << 10, lambda _: None, measured, found), "16 rounds of 39"
     assert len(measured) == 1 + links.MOST_ROUNDS
 
 

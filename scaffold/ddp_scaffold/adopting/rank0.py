@@ -30,11 +30,11 @@ def long_work(module: Module) -> Iterator[Finding]:
         seen.add((branch, what))
         why = f"only rank 0 does this (line {branch.lineno}); the others wait in a collective, until that times out"
         if _saves(name):
-            instead = "checkpoint.save(run.dist, run.dir, {'step': step}, {'model': model, 'optimizer': optimizer}, "
+            instead = "checkpoint.save(run.job, run.dir, {'step': step}, {'model': model, 'optimizer': optimizer}, "
             yield call, why, f"on every rank, outside of the `if`: {instead}keep=ddp.checkpoint.keep)"
         else:
             shown = ast.unparse(call) if len(ast.unparse(call)) <= 60 else f"{ast.unparse(call.func)}(...)"
-            instead = f"on_rank0(run.dist, '{what}', lambda progress: {shown})"
+            instead = f"on_rank0(run.job, '{what}', lambda progress: {shown})"
             yield call, why, f"on every rank, outside of the `if`: {instead}; pass model.module, and call progress()"
         yield from _barrier_after(module, branch)
 
@@ -70,7 +70,7 @@ def saves_everywhere(module: Module, sites: Sites) -> Iterator[Finding]:
         if any("rank" in part for arg in call.args[1:] for part in re.findall(r"\w+", ast.unparse(arg).lower())):
             continue
         why = "all ranks write this file at the same time, and a kill meanwhile leaves one that cannot be loaded"
-        instead = "checkpoint.save(run.dist, run.dir, {'step': step}, {'model': model, 'optimizer': optimizer}, "
+        instead = "checkpoint.save(run.job, run.dir, {'step': step}, {'model': model, 'optimizer': optimizer}, "
         yield call, why, f"{instead}keep=ddp.checkpoint.keep): rank 0 writes it aside, then renames it"
 
 

@@ -24,7 +24,7 @@ def groups(module: Module) -> Iterator[Finding]:
                 reasons.append("without timeout=, a hang is noticed after 10 minutes with backend nccl, else after 30")
             if keyword(call, "device_id") is None:
                 reasons.append("without device_id=, NCCL connects at the first collective, and some calls guess a GPU")
-            instead = "delete it, and put what follows into `with session(...) as run:`; run.dist has rank and device"
+            instead = "delete it, and put what follows into `with session(...) as run:`; run.job has rank and device"
             yield call, "; ".join(reasons), instead
         elif name == f"{DIST}destroy_process_group" and not _on_error(module, call):
             why = "session() does it, after all ranks have met; before that, ranks that still work lose their peers"
@@ -32,7 +32,7 @@ def groups(module: Module) -> Iterator[Finding]:
         elif name == f"{DIST}new_group" and keyword(call, "timeout") is None and len(call.args) < 2:
             why = "a new group does not inherit the timeout: its own is 10 minutes with backend nccl, else 30"
             given = ast.unparse(call).removesuffix(")") + (", " if call.args or call.keywords else "")
-            yield call, why, f"{given}timeout=seconds(run.dist.clocks.collective_s)), with `seconds` of ddp.clocks"
+            yield call, why, f"{given}timeout=seconds(run.job.clocks.collective_s)), with `seconds` of ddp.clocks"
 
 
 def error_paths(module: Module) -> Iterator[Finding]:
@@ -73,7 +73,7 @@ def loaders(module: Module, sets_epoch: bool) -> Iterator[Finding]:
     for call, name in module.calls:
         if name.endswith(".set_epoch") and isinstance(call.func, ast.Attribute):
             if ast.unparse(call.func.value) in samplers:
-                yield call, "the sampler goes away", "delete it: batches(loader, run.dist, epoch) sets the epoch"
+                yield call, "the sampler goes away", "delete it: batches(loader, run.job, epoch) sets the epoch"
         elif name.startswith("torch.utils.data.") and name.endswith(".DataLoader") and not module.only_rank0(call):
             yield from _loader(call, samplers)
 
@@ -94,11 +94,11 @@ def _loader(call: ast.Call, samplers: Mapping[str, ast.Call]) -> Iterator[Findin
         return  # a sampler of the user's own has a purpose
     if not is_constant(keyword(call, "num_workers") or ast.Constant(0), 0) and keyword(call, "timeout") is None:
         reasons.append("and a worker that hangs is waited for without a limit")
-    words = [ast.unparse(dataset), "run.dist", "ddp.loader", f"batch_size={ast.unparse(size)}"]
+    words = [ast.unparse(dataset), "run.job", "ddp.loader", f"batch_size={ast.unparse(size)}"]
     words += ["train=False"] if is_constant(in_order, False) else []
     words += [f"collate_fn={ast.unparse(collate)}"] if (collate := keyword(call, "collate_fn")) is not None else []
     workers = "" if keyword(call, "num_workers") is None else "; DDP_LOADER__WORKERS sets its workers"
-    instead = f"make_loader({', '.join(words)}), read by `for batch in batches(loader, run.dist, epoch)`{workers}"
+    instead = f"make_loader({', '.join(words)}), read by `for batch in batches(loader, run.job, epoch)`{workers}"
     yield call, "; ".join(reasons), instead
 
 

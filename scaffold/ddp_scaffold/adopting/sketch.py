@@ -10,16 +10,16 @@ from PACKAGE.ddp.variables import read_variables
 def main():
     ddp, rows = read_variables()  # DDP_ variables over defaults; your own arguments and files stay yours
     with session(ddp.run, ddp.clocks, ddp.log, ddp.preempt, rows) as run:
-        network = build_model().to(run.dist.device)
+        network = build_model().to(run.job.device)
         model = DistributedDataParallel(network)
         optimizer = torch.optim.AdamW(network.parameters())
-        loader = make_loader(dataset, run.dist, ddp.loader, batch_size=32)
+        loader = make_loader(dataset, run.job, ddp.loader, batch_size=32)
         state = {"model": network, "optimizer": optimizer}
         at = {"step": 0, "epoch": 0, "used": 0, "begun": 0}
-        at |= checkpoint.load(run.dist, run.dir, state) or {}
+        at |= checkpoint.load(run.job, run.dir, state) or {}
         step_done(at["step"], at["epoch"])
         try:
-            for position, batch in endless(loader, run.dist, at["epoch"], at["used"], at["begun"]):
+            for position, batch in endless(loader, run.job, at["epoch"], at["used"], at["begun"]):
                 run.agreement.poll(at["step"])  # raises StopRequested on all ranks at the same step
                 at |= position
                 with phase("forward"):
@@ -33,12 +33,12 @@ def main():
                 step_done(at["step"], at["epoch"])
                 last = at["step"] >= STEPS
                 if at["step"] % 500 == 0 or last:
-                    on_rank0(run.dist, "evaluate", lambda progress: evaluate(network))  # every rank calls it
-                    checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=last)
+                    on_rank0(run.job, "evaluate", lambda progress: evaluate(network))  # every rank calls it
+                    checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep, must=last)
                 if last:
                     break
         except StopRequested:
-            checkpoint.save(run.dist, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
+            checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
             raise
 """
 

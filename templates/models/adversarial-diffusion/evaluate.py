@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from .ddp import ConfigError, Dist, total
+from .ddp import ConfigError, Job, total
 from .model import Generators
 from .sample import noise_of, synthesise
 
@@ -29,7 +29,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: Generators,
     batches: Iterable[Sequence[Tensor]],
-    job: Dist,
+    job: Job,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:

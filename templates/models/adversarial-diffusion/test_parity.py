@@ -22,7 +22,7 @@ from {{ package }}.data import build_datasets
 from {{ package }}.ddp.clocks import Clocks
 from {{ package }}.ddp.loading.shards import GlobalOrder
 from {{ package }}.ddp.rng import random_state, restore_random_state, seed_generators
-from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.groups import Job
 from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.ddp.start.settings import load
 from {{ package }}.model import build_model, discriminator_loss, generator_loss
@@ -37,10 +37,10 @@ STEPS += ["--data.val_fraction", "0.8", "--train.batch_size", "50", "--model.cha
 def batches_of(rank: int, world_size: int, settings: Settings) -> Iterator[Sequence[Tensor]]:
     """What the loader of this rank would read, epoch after epoch."""
     place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
-    joined = Dist(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
+    job = Job(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
     data, _ = build_datasets(settings.data)
     seed, size = settings.run.seed, settings.train.batch_size
-    order = GlobalOrder(len(data), joined, seed=seed, shuffle=True, uneven="pad", batch=size)
+    order = GlobalOrder(len(data), job, seed=seed, shuffle=True, uneven="pad", batch=size)
     loader: DataLoader[Any] = DataLoader(data, size, sampler=order)
     for epoch in count():
         order.set_epoch(epoch)

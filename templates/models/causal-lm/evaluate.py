@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp import ConfigError, Dist, total
+from .ddp import ConfigError, Job, total
 from .model import byte_losses
 
 METRIC = "val_bits_per_byte"  # the number to watch: the length of the text if the model compressed it; 8 is no model
@@ -27,7 +27,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
-    job: Dist,
+    job: Job,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .data import PAD
-from .ddp import ConfigError, Dist, total
+from .ddp import ConfigError, Job, total
 from .model import IGNORED, fill_in, hide
 
 METRIC = "val_accuracy"  # the number to watch: from about 0.2, for the space everywhere, to 1
@@ -29,7 +29,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
-    job: Dist,
+    job: Job,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:

@@ -13,7 +13,7 @@ from {{ package }}.data import BYTES, MASK, MULTIPLE, PAD, DataSettings, Texts, 
 from {{ package }}.ddp.clocks import Clocks
 from {{ package }}.ddp.errors import ConfigError
 from {{ package }}.ddp.loading.shards import GlobalOrder
-from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.groups import Job
 from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.evaluate import EvalSettings, add_up, hide_by_index
 from {{ package }}.model import IGNORED, ModelSettings, build_model, hide, training_loss
@@ -63,8 +63,8 @@ def work(lengths: list[int], world_size: int, by_length: bool, size: int = 16) -
     ranks, seen = [], []
     for rank in range(world_size):
         place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
-        joined, known = Dist(place, Clocks(), dist.HashStore(), ("n1",)), lengths if by_length else None
-        order = GlobalOrder(len(lengths), joined, seed=0, shuffle=True, uneven="pad", lengths=known, batch=size)
+        job, known = Job(place, Clocks(), dist.HashStore(), ("n1",)), lengths if by_length else None
+        order = GlobalOrder(len(lengths), job, seed=0, shuffle=True, uneven="pad", lengths=known, batch=size)
         batches = torch.tensor(list(order)).split(size)
         seen += torch.cat(batches).tolist()
         ranks.append([-(-max(lengths[i] for i in batch) // MULTIPLE) * MULTIPLE * len(batch) for batch in batches])

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp import ConfigError, Dist, gather, phase, total
+from .ddp import ConfigError, Job, gather, phase, total
 from .model import unit_features
 
 METRIC = "val_map"  # the number to watch
@@ -39,7 +39,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
-    job: Dist,
+    job: Job,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:

@@ -16,7 +16,7 @@ from {{ package }} import evaluate as evaluation
 from {{ package }}.data import DataSettings, build_datasets
 from {{ package }}.ddp.clocks import Clocks, seconds
 from {{ package }}.ddp.errors import ConfigError
-from {{ package }}.ddp.start.groups import Dist
+from {{ package }}.ddp.start.groups import Job
 from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.evaluate import ABOUT, BITS, IS_QUERY, LABEL, METRIC, EvalSettings, embed, evaluate, order, score
 from {{ package }}.model import training_loss, unit_features
@@ -121,9 +121,9 @@ def test_memory_is_bounded_by_the_chunk_and_the_largest_identity(monkeypatch: py
     assert max(kept) <= 7 * int(gallery[:, LABEL].long().bincount().max()) * 8, "bytes that a block of queries keeps"
 
 
-def job_of(rank: int, world_size: int) -> Dist:
+def job_of(rank: int, world_size: int) -> Job:
     place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
-    return Dist(place, Clocks(), dist.HashStore(), ("n1",) * world_size, control=dist.group.WORLD)
+    return Job(place, Clocks(), dist.HashStore(), ("n1",) * world_size, control=dist.group.WORLD)
 
 
 def shares_of(items: TensorDataset) -> list[Subset[Any]]:
@@ -177,14 +177,14 @@ def test_the_losses_and_gradients_of_all_processes_add_up_to_those_of_one(ranks:
 
 
 @pytest.fixture
-def alone() -> Iterator[Dist]:
+def alone() -> Iterator[Job]:
     """A process group of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield job_of(0, 1)
     dist.destroy_process_group()
 
 
-def test_what_cannot_be_measured_is_not_made_up(alone: Dist) -> None:
+def test_what_cannot_be_measured_is_not_made_up(alone: Job) -> None:
     items, settings, calls = random_items(60), EvalSettings(chunk=10), []
     found = evaluate(nn.Identity(), DataLoader(items, 20), alone, settings, lambda: calls.append(1))
     assert 0 < found[METRIC] < 1

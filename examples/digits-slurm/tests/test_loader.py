@@ -20,12 +20,12 @@ from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError, DataFailed
 from digits.ddp.loader import LoaderSettings, batches, endless, make_loader
 from digits.ddp.loading import lockstep, workers
-from digits.ddp.loading.fetch import kind_of, next_batch
+from digits.ddp.loading.fetch import loader_failure, next_batch
 from digits.ddp.loading.located import Reading
 from digits.ddp.loading.lockstep import in_step
 from digits.ddp.loading.shards import GlobalOrder, LocatedStream
 from digits.ddp.rehearsal import largest_batch
-from digits.ddp.start.groups import Dist
+from digits.ddp.start.groups import Job
 
 
 class Numbers(IterableDataset[Any]):
@@ -55,11 +55,11 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor(index**2)
 
 
-def a_rank(rank: int = 0, world_size: int = 1, loader_s: float = 90) -> Dist:
+def a_rank(rank: int = 0, world_size: int = 1, loader_s: float = 90) -> Job:
     alone = SimpleNamespace(attempt=0, local_world_size=world_size, launcher="none")
     place = {"rank": rank, "world_size": world_size, "place": alone, "who": lambda rank: f"rank {rank} (n1)"}
     other = {"clocks": Clocks(loader_s=loader_s), "device": torch.device("cpu"), "control": None}
-    return cast(Dist, SimpleNamespace(**place, **other))
+    return cast(Job, SimpleNamespace(**place, **other))
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ def group() -> Iterator[None]:
 
 
 def by_hand(
-    monkeypatch: pytest.MonkeyPatch, length: int, joined: Dist, count: int, uneven: str, start: int = 0, batch: int = 3
+    monkeypatch: pytest.MonkeyPatch, length: int, job: Job, count: int, uneven: str, start: int = 0, batch: int = 3
 ) -> list[list[int]]:
     """The batches of one rank, from `count` workers in turn, as DataLoader takes them."""
     mine: list[list[list[int]]] = []
     for number in range(count):
         monkeypatch.setattr(torch_worker, "_worker_info", SimpleNamespace(id=number, num_workers=count))
-        stream = LocatedStream(Numbers(length), joined, count, 0, batch, uneven, sharded=False)
+        stream = LocatedStream(Numbers(length), job, count, 0, batch, uneven, sharded=False)
         stream.set_epoch(0, start)
         samples = iter(stream)
         mine.append([])
@@ -95,8 +95,8 @@ def test_a_stream_is_shared_out_like_a_map_style_data_set(
 ) -> None:
     ranks = [a_rank(rank, world_size) for rank in range(world_size)]
     for uneven in ("pad", "drop", "keep"):
-        shares = [by_hand(monkeypatch, length, joined, count, uneven) for joined in ranks]
-        orders = [GlobalOrder(length, joined, seed=0, shuffle=False, uneven=uneven) for joined in ranks]
+        shares = [by_hand(monkeypatch, length, job, count, uneven) for job in ranks]
+        orders = [GlobalOrder(length, job, seed=0, shuffle=False, uneven=uneven) for job in ranks]
         for share, order in zip(shares, orders, strict=True):
             flat = [sample for chunk in share for sample in chunk]
             kept = length // world_size
@@ -107,7 +107,7 @@ def test_a_stream_is_shared_out_like_a_map_style_data_set(
         assert uneven == "drop" or seen == set(range(length))
     # A resumed epoch goes on where it stopped, also when another number of ranks began it.
     for start in (world_size * 3, 5, length):
-        shares = [by_hand(monkeypatch, length, joined, count, "keep", start) for joined in ranks]
+        shares = [by_hand(monkeypatch, length, job, count, "keep", start) for job in ranks]
         seen_again = sorted(sample for share in shares for chunk in share for sample in chunk)
         assert seen_again == list(range(start, length))
     whole = by_hand(monkeypatch, length, ranks[-1], count, "pad")
@@ -119,14 +119,14 @@ def test_a_stream_is_shared_out_like_a_map_style_data_set(
 def test_a_stream_through_real_workers(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(workers, "room", lambda *_: [(count, "")])
     settings = LoaderSettings(workers=count, start_method="fork")
-    joined = a_rank()
-    loader = make_loader(Numbers(10), joined, settings, batch_size=2)
-    feed = endless(loader, joined, 0, 4)
+    job = a_rank()
+    loader = make_loader(Numbers(10), job, settings, batch_size=2)
+    feed = endless(loader, job, 0, 4)
     got = [(position["epoch"], position["used"], batch.tolist()) for position, batch in islice(feed, 5)]
     assert got[:3] == [(0, 6, [4, 5]), (0, 8, [6, 7]), (0, 10, [8, 9])], "no sample is lost to sharding by worker"
     assert got[3:] == [(1, 2, [1000, 1001]), (1, 4, [1002, 1003])], "set_epoch is called"
-    own = make_loader(Numbers(10), joined, settings, batch_size=2, sharded=True)
-    first, second = ([batch.tolist() for batch in batches(own, joined, 0, start)] for start in (0, 4))
+    own = make_loader(Numbers(10), job, settings, batch_size=2, sharded=True)
+    first, second = ([batch.tolist() for batch in batches(own, job, 0, start)] for start in (0, 4))
     assert second == first[2:], "resumed in its own order"
     assert sorted(sample for batch in first for sample in batch) == list(range(10))
 
@@ -136,7 +136,7 @@ def test_ranks_that_run_out_earlier(monkeypatch: pytest.MonkeyPatch, uneven: str
     """This rank has three batches; the others have between two and four."""
     others = iter([(True, True), (True, True), (False, True), (False, True), (False, False)])
 
-    def ask(_joined: Dist, mine: bool) -> Any:
+    def ask(_job: Job, mine: bool) -> Any:
         everyone, anyone = next(others)
         return lambda: (mine and everyone, mine or anyone)
 
@@ -148,9 +148,9 @@ def test_ranks_that_run_out_earlier(monkeypatch: pytest.MonkeyPatch, uneven: str
 
 @pytest.mark.usefixtures("group")
 def test_an_empty_stream_is_refused_and_not_read_for_ever() -> None:
-    joined = a_rank()
+    job = a_rank()
     with pytest.raises(ConfigError, match=r"no batch at all for rank 0 \(n1\)") as refused:
-        next(endless(make_loader(Numbers(0), joined, LoaderSettings(), batch_size=2), joined, 0, 0))
+        next(endless(make_loader(Numbers(0), job, LoaderSettings(), batch_size=2), job, 0, 0))
     assert refused.value.kind == "uneven_inputs"
 
 
@@ -184,15 +184,15 @@ def test_workers_fit_a_small_shared_memory(monkeypatch: pytest.MonkeyPatch, capl
     ],
 )
 def test_the_cause_is_told_by_the_message(text: str, kind: str) -> None:
-    assert kind_of(text) == kind
+    assert loader_failure(text) == kind
 
 
 @pytest.mark.usefixtures("group")
 def test_an_index_that_cannot_be_read_is_named() -> None:
-    joined = a_rank()
-    loader = make_loader(Squares(), joined, LoaderSettings(), batch_size=2)
+    job = a_rank()
+    loader = make_loader(Squares(), job, LoaderSettings(), batch_size=2)
     with pytest.raises(DataFailed, match=r"rank 0 .* could not read index 13 of Squares: ValueError: thirteen"):
-        list(batches(loader, joined))
+        list(batches(loader, job))
 
 
 def test_a_dead_receiving_thread_is_not_waited_for() -> None:
@@ -207,15 +207,15 @@ def test_a_dead_receiving_thread_is_not_waited_for() -> None:
         def __next__(self) -> int:
             raise RuntimeError("DataLoader timed out after 2 seconds")
 
-    joined = a_rank()
+    job = a_rank()
     with pytest.raises(DataFailed, match="the thread that receives batches has ended"):
-        next_batch(Receiver(), joined, Reading("Squares", "index", joined, 2), 0)
+        next_batch(Receiver(), job, Reading("Squares", "index", job, 2), 0)
 
 
 def test_a_slow_batch_is_waited_for_and_a_stuck_worker_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader's own timeout is a short look in between; what counts is `clocks.loader_s`."""
-    joined = a_rank(loader_s=10)
-    reading, now = Reading("Squares", "index", joined, 1), 0.0
+    job = a_rank(loader_s=10)
+    reading, now = Reading("Squares", "index", job, 1), 0.0
     monkeypatch.setattr("digits.ddp.loading.fetch.time.monotonic", lambda: now)
 
     class Slow:
@@ -235,10 +235,10 @@ def test_a_slow_batch_is_waited_for_and_a_stuck_worker_is_not(monkeypatch: pytes
             reading.at += self.moves
             raise RuntimeError("DataLoader timed out after 2 seconds")
 
-    assert next_batch(Slow(4), joined, reading, 0) == 7
+    assert next_batch(Slow(4), job, reading, 0) == 7
     with pytest.raises(DataFailed, match="timed out after 10 seconds"):
-        next_batch(Slow(5), joined, reading, 0)
-    assert next_batch(Slow(20, moves=True), joined, reading, 100) == 7, "it reads past what the checkpoint has seen"
+        next_batch(Slow(5), job, reading, 0)
+    assert next_batch(Slow(20, moves=True), job, reading, 100) == 7, "it reads past what the checkpoint has seen"
 
 
 class Texts(Dataset[torch.Tensor]):
@@ -260,8 +260,8 @@ class Texts(Dataset[torch.Tensor]):
 def test_samples_of_a_step_are_about_equally_long_on_all_ranks(group: None, world_size: int) -> None:
     texts, loaders, wasted = Texts(), [], {}
     for rank in range(world_size):
-        joined, lengths = a_rank(rank, world_size), texts.lengths
-        order = GlobalOrder(len(texts), joined, seed=1, shuffle=True, uneven="pad", lengths=lengths, batch=8)
+        job, lengths = a_rank(rank, world_size), texts.lengths
+        order = GlobalOrder(len(texts), job, seed=1, shuffle=True, uneven="pad", lengths=lengths, batch=8)
         loaders.append(torch.tensor(list(order)).split(8))
     assert len({len(loader) for loader in loaders}) == 1, "the same number of steps"
     seen = torch.cat([part for loader in loaders for part in loader])

@@ -20,7 +20,7 @@ from digits.data import build_datasets
 from digits.ddp.clocks import Clocks
 from digits.ddp.loading.shards import GlobalOrder
 from digits.ddp.rng import random_state, restore_random_state, seed_generators
-from digits.ddp.start.groups import Dist
+from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
 from digits.ddp.start.settings import load
 from digits.model import build_model, training_loss
@@ -34,11 +34,11 @@ STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps",
 def batches_of(rank: int, world_size: int, settings: Settings) -> Iterator[Any]:
     """What the loader of this rank would read, epoch after epoch."""
     place = Place("none", rank, rank, world_size, world_size, "n1", "127.0.0.1", 1, 0, False)
-    joined = Dist(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
+    job = Job(place, Clocks(), torch.distributed.HashStore(), ("n1",) * world_size)
     data, _ = build_datasets(settings.data)
     lengths, size, seed = getattr(data, "lengths", None), settings.train.batch_size, settings.run.seed
     length = len(data)  # type: ignore[arg-type, unused-ignore]
-    order = GlobalOrder(length, joined, seed=seed, shuffle=True, uneven="pad", lengths=lengths, batch=size)
+    order = GlobalOrder(length, job, seed=seed, shuffle=True, uneven="pad", lengths=lengths, batch=size)
     loader: DataLoader[Any] = DataLoader(data, size, sampler=order, collate_fn=getattr(data, "collate", None))
     for epoch in count():
         order.set_epoch(epoch)

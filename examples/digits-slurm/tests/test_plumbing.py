@@ -15,6 +15,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from digits.ddp import faults, guard
+from digits.ddp.checkpoint import Position
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.loading.shards import GlobalOrder
@@ -24,8 +25,9 @@ from digits.ddp.rank_state import RankState
 from digits.ddp.report import outcome, report
 from digits.ddp.restore import fill, parameter_orders
 from digits.ddp.start import launcher
-from digits.ddp.start.groups import Dist, choose_device
+from digits.ddp.start.groups import Job, choose_device
 from digits.ddp.start.settings import effective, load
+from digits.ddp.trace import heartbeat
 from digits.ddp.watch.slow_ranks import stragglers
 from digits.ddp.watch.verdict import judge
 
@@ -99,7 +101,7 @@ def test_wrong_settings_are_named(
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_all_ranks_make_equal_steps_and_together_see_every_sample(length: int, world_size: int) -> None:
     def shards(uneven: str, epoch: int = 0, start: int = 0) -> list[list[int]]:
-        ranks = [cast(Dist, SimpleNamespace(rank=rank, world_size=world_size)) for rank in range(world_size)]
+        ranks = [cast(Job, SimpleNamespace(rank=rank, world_size=world_size)) for rank in range(world_size)]
         orders = [GlobalOrder(length, rank, seed=1, shuffle=True, uneven=uneven) for rank in ranks]
         for order in orders:
             order.set_epoch(epoch, start)
@@ -251,6 +253,35 @@ def test_a_straggler_is_told_by_its_own_phases_only() -> None:
     assert len(lines) == 1
     assert "rank 2 (n1)" in lines[0]
     assert "in data" in lines[0]
+
+
+def test_an_exception_leaves_no_phase_behind_and_says_where_it_came_from() -> None:
+    before = heartbeat.beat.phase
+
+    def read() -> None:
+        with heartbeat.phase("eval"):
+            try:
+                with heartbeat.phase("data"):
+                    raise KeyError("a sample")
+            except KeyError as error:
+                assert heartbeat.beat.phase == "eval", "user code that goes on is in the phase around it again"
+                raise ValueError("no such file") from error
+
+    with pytest.raises(ValueError, match="no such file") as caught:
+        read()
+    assert heartbeat.beat.phase == before
+    heartbeat.end_with(caught.value)
+    assert heartbeat.beat.phase == "data", "the report names where it began"
+    heartbeat.beat.phase = before
+
+
+def test_a_position_has_the_names_of_all_releases_in_a_checkpoint() -> None:
+    counters = {"step": 7, "epoch": 1, "used": 96, "begun": 32, "evaluated": 5, "sampled": 0, "saved": 5}
+    position = Position.of(counters)
+    assert (position.samples, position.global_batch) == (96, 32)
+    assert position.counters() == counters
+    position.move({"epoch": 2, "used": 0, "begun": 64})
+    assert (position.step, position.epoch, position.samples, position.global_batch) == (7, 2, 0, 64)
 
 
 def test_a_collective_inside_the_guard_raises_and_names_the_line() -> None:

@@ -21,7 +21,7 @@ from digits.ddp import faults
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import ConfigError
 from digits.ddp.rank_state import Entry
-from digits.ddp.start.groups import Dist
+from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
 from digits.ddp.trace.collectives import first_difference, keep_ledger, ledger, minority
 from digits.ddp.trace.lines import ASKS, of_thread, standing
@@ -118,11 +118,11 @@ def test_a_run_with_one_rank_has_no_stragglers() -> None:
 def test_the_death_of_a_process_of_this_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", os.getpid)  # its child stands for a sibling
     place = Place("torchrun", 0, 0, 3, 3, "n0", "", 0, 0, False)
-    joined, store = Dist(place, Clocks(), dist.HashStore(), ("n0", "n0", "n1")), dist.HashStore()
+    job, store = Job(place, Clocks(), dist.HashStore(), ("n0", "n0", "n1")), dist.HashStore()
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
             store.set("state/1", json.dumps({"rank": 1, "host": "n0", "pid": child.pid}))
-            siblings = Siblings(joined, store)
+            siblings = Siblings(job, store)
             assert siblings.dead() == []
             with monkeypatch.context() as full:  # no more open files: that says nothing of the process
                 full.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .ddp import ConfigError, Dist, total
+from .ddp import ConfigError, Job, total
 from .model import velocity_error
 
 METRIC = "val_loss"  # the number to watch
@@ -27,7 +27,7 @@ class EvalSettings(BaseModel, extra="forbid"):
 def evaluate(
     model: nn.Module,
     batches: Iterable[Sequence[Tensor]],
-    job: Dist,
+    job: Job,
     settings: EvalSettings,
     progress: Callable[[], None],
 ) -> dict[str, float]:

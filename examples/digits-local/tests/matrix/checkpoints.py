@@ -28,7 +28,7 @@ RUN_DIR = Path(os.environ.get("DDP_RUN__DIR", "runs"), os.environ.get("DDP_RUN__
 def write_until_killed(run: Session, keep: int, limit: int = 1_000_000, full_from: int = 1_000_000) -> None:
     """Load, then save step after step. From step `full_from` on no file can grow beyond 100 kB: a full disk."""
     layer = torch.nn.Linear(256, 256)
-    loaded = (checkpoint.load(run.dist, run.dir, {"layer": layer}) or {"step": 0})["step"]
+    loaded = (checkpoint.load(run.job, run.dir, {"layer": layer}) or {"step": 0})["step"]
     good = loaded == 0 or all(bool((parameter == loaded).all()) for parameter in layer.parameters())
     say(f"loaded {loaded} {'good' if good else 'BAD'}")
     for step in range(loaded + 1, loaded + 1 + limit):
@@ -38,7 +38,7 @@ def write_until_killed(run: Session, keep: int, limit: int = 1_000_000, full_fro
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.fill_(step)
-        written = checkpoint.save(run.dist, run.dir, {"step": step}, {"layer": layer}, keep=keep)
+        written = checkpoint.save(run.job, run.dir, {"step": step}, {"layer": layer}, keep=keep)
         say(f"{'saved' if written else 'not saved'} {step}")
 
 

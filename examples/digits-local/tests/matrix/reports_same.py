@@ -60,16 +60,16 @@ class Rows(Dataset[Tensor]):
 
 def shuffled_rows(settings: Settings, run: Session) -> None:
     """By a generator that nobody can seed."""
-    make_loader(Rows(random.SystemRandom().shuffle), run.dist, settings.loader, batch_size=4)
+    make_loader(Rows(random.SystemRandom().shuffle), run.job, settings.loader, batch_size=4)
 
 
 def held_out_at_random(settings: Settings, run: Session) -> None:
     """Each rank holds out other samples, and trains on the validation data of the others."""
-    torch.manual_seed(run.dist.rank)
+    torch.manual_seed(run.job.rank)
     data = Rows(lambda _rows: None)
     train, val = torch.randperm(len(data)).split([400, 112])
-    make_loader(Subset(data, train.tolist()), run.dist, settings.loader, batch_size=4, compare=False)
-    make_loader(Subset(data, val.tolist()), run.dist, settings.loader, batch_size=4, train=False)
+    make_loader(Subset(data, train.tolist()), run.job, settings.loader, batch_size=4, compare=False)
+    make_loader(Subset(data, val.tolist()), run.job, settings.loader, batch_size=4, train=False)
 
 
 def shuffled_by_random(settings: Settings, run: Session) -> None:
@@ -78,7 +78,7 @@ def shuffled_by_random(settings: Settings, run: Session) -> None:
     def build(data: DataSettings) -> tuple[Any, Any]:
         order = list(range(512))
         random.shuffle(order)
-        orders = gather(run.dist, order)
+        orders = gather(run.job, order)
         print(f"all ranks have one order: {orders[0] == orders[-1]}", flush=True)
         return build_datasets(data)
 
@@ -89,8 +89,8 @@ def shuffled_by_random(settings: Settings, run: Session) -> None:
 
 def cannot_be_read(settings: Settings, run: Session) -> None:
     """A file that only rank 0's host has; and, in the other set, one that nobody has."""
-    make_loader(Missing(every=True), run.dist, settings.loader, batch_size=4)
-    make_loader(Missing(every=run.dist.rank > 0), run.dist, settings.loader, batch_size=4, train=False)
+    make_loader(Missing(every=True), run.job, settings.loader, batch_size=4)
+    make_loader(Missing(every=run.job.rank > 0), run.job, settings.loader, batch_size=4, train=False)
 
 
 class Missing(Dataset[int]):
@@ -125,14 +125,14 @@ class Network(nn.Module):
 
 
 def _rehearse(run: Session, network: nn.Module, detached: bool = False) -> None:
-    model = DistributedDataParallel(network.to(run.dist.device))
+    model = DistributedDataParallel(network.to(run.job.device))
 
     def step() -> None:
-        loss = model(torch.randn(8, 4, device=run.dist.device)).sum()
+        loss = model(torch.randn(8, 4, device=run.job.device)).sum()
         (loss.detach().requires_grad_() if detached else loss).backward()
 
-    torch.manual_seed(run.dist.rank)
-    rehearse(run.dist, [model], step)
+    torch.manual_seed(run.job.rank)
+    rehearse(run.job, [model], step)
 
 
 def running_statistics(_settings: Settings, run: Session) -> None:
@@ -143,15 +143,15 @@ def running_statistics(_settings: Settings, run: Session) -> None:
 def one_evaluates(_settings: Settings, run: Session) -> None:
     """Rank 1 freezes statistics that the others go on with."""
     network = Network()
-    model = DistributedDataParallel(network.to(run.dist.device))
-    network.norm.train(run.dist.rank != 1)
-    samples = torch.randn(8, 4, device=run.dist.device)
-    rehearse(run.dist, [model], lambda: model(samples).sum().backward())
+    model = DistributedDataParallel(network.to(run.job.device))
+    network.norm.train(run.job.rank != 1)
+    samples = torch.randn(8, 4, device=run.job.device)
+    rehearse(run.job, [model], lambda: model(samples).sum().backward())
 
 
 def another_activation(_settings: Settings, run: Session) -> None:
     """No parameter tells that this is another network."""
-    _rehearse(run, Network(act=nn.GELU() if run.dist.rank == 1 else None))
+    _rehearse(run, Network(act=nn.GELU() if run.job.rank == 1 else None))
 
 
 def never_used(_settings: Settings, run: Session) -> None:
@@ -161,17 +161,17 @@ def never_used(_settings: Settings, run: Session) -> None:
 
 def detached_loss(_settings: Settings, run: Session) -> None:
     """The loss of rank 1 does not lead back to the model."""
-    _rehearse(run, Network(), detached=run.dist.rank == 1)
+    _rehearse(run, Network(), detached=run.job.rank == 1)
 
 
 def another_version(_settings: Settings, run: Session) -> None:
     """A module that each host imports from a directory of its own, and rank 1 has an older copy of it."""
-    directory = run.dir / f"host{run.dist.rank}"
+    directory = run.dir / f"host{run.job.rank}"
     directory.mkdir()
-    (directory / "widths.py").write_text(f"WIDTH = {64 if run.dist.rank == 1 else 128}\n")
+    (directory / "widths.py").write_text(f"WIDTH = {64 if run.job.rank == 1 else 128}\n")
     sys.path.insert(0, str(directory))
     import_module("widths")
-    compare_sources(run.dist)
+    compare_sources(run.job)
 
 
 class Noisy(Dataset[float]):
@@ -189,7 +189,7 @@ class Noisy(Dataset[float]):
 
 def own_generator(settings: Settings, run: Session) -> None:
     """Read by each rank itself: the draws of one rank are those of the other."""
-    make_loader(Subset(Noisy(), range(48)), run.dist, settings.loader, batch_size=4)
+    make_loader(Subset(Noisy(), range(48)), run.job, settings.loader, batch_size=4)
 
 
 class Files(IterableDataset[tuple[Tensor, int]]):
@@ -204,10 +204,10 @@ class Files(IterableDataset[tuple[Tensor, int]]):
 
 def streams_shuffled_apart(settings: Settings, run: Session) -> None:
     """Evaluated in one order, trained in another one on each rank."""
-    val_loader = make_loader(Files(list(range(40))), run.dist, settings.loader, batch_size=4, train=False)
-    print(f"evaluated {len(list(batches(val_loader, run.dist)))} batches", flush=True)
-    order = list(range(100 * run.dist.rank, 100 * run.dist.rank + 40))
-    next(batches(make_loader(Files(order), run.dist, settings.loader, batch_size=4), run.dist))
+    val_loader = make_loader(Files(list(range(40))), run.job, settings.loader, batch_size=4, train=False)
+    print(f"evaluated {len(list(batches(val_loader, run.job)))} batches", flush=True)
+    order = list(range(100 * run.job.rank, 100 * run.job.rank + 40))
+    next(batches(make_loader(Files(order), run.job, settings.loader, batch_size=4), run.job))
 
 
 class Stored(Dataset[int]):
@@ -226,22 +226,22 @@ class Stored(Dataset[int]):
 
 def open_file(settings: Settings, run: Session) -> None:
     """With workers, by whatever start method the case asks for."""
-    make_loader(Subset(Stored(), range(200)), run.dist, settings.loader, batch_size=4)
+    make_loader(Subset(Stored(), range(200)), run.job, settings.loader, batch_size=4)
 
 
 def unnamed_collate(settings: Settings, run: Session) -> None:
     """Only the batches need it: the samples could be compared."""
     rows = Rows(lambda _rows: None)
-    loader = make_loader(rows, run.dist, settings.loader, batch_size=4, collate_fn=lambda samples: samples)
-    next(batches(loader, run.dist))
+    loader = make_loader(rows, run.job, settings.loader, batch_size=4, collate_fn=lambda samples: samples)
+    next(batches(loader, run.job))
 
 
 def average_of_rank0(_settings: Settings, run: Session) -> None:
     """Evaluated by all: a part of the number is of weights that have never been trained."""
     network = nn.Linear(4, 4)
     average = AveragedModel(network)
-    checkpoint.load(run.dist, run.dir, {"model": network, "average": average})
-    if run.dist.rank == 0:
+    checkpoint.load(run.job, run.dir, {"model": network, "average": average})
+    if run.job.rank == 0:
         average.update_parameters(network)
     for _ in polled([0], run.agreement, 1, 1):
         pass
@@ -253,7 +253,7 @@ class Parts(IterableDataset[Tensor]):
     def __init__(self, run: Session, seed: int) -> None:
         files = list(torch.arange(192).split(8))
         random.Random(seed).shuffle(files)
-        self.samples = torch.cat(files[run.dist.rank :: run.dist.world_size])
+        self.samples = torch.cat(files[run.job.rank :: run.job.world_size])
 
     def __iter__(self) -> Iterator[Tensor]:
         return (torch.full((3,), number - 8.0 * (number % 32 == 9)) for number in self.samples.tolist())
@@ -261,14 +261,14 @@ class Parts(IterableDataset[Tensor]):
 
 def _read_parts(settings: Settings, run: Session, seed: int) -> None:
     data = Parts(run, seed)
-    loader = make_loader(data, run.dist, settings.loader, batch_size=4, sharded=True)
+    loader = make_loader(data, run.job, settings.loader, batch_size=4, sharded=True)
     for epoch in range(2):
-        list(batches(loader, run.dist, epoch))
+        list(batches(loader, run.job, epoch))
 
 
 def parts_that_overlap(settings: Settings, run: Session) -> None:
     """Said once, after the first epoch."""
-    _read_parts(settings, run, seed=run.dist.rank)
+    _read_parts(settings, run, seed=run.job.rank)
 
 
 def workers_that_overlap(settings: Settings, run: Session) -> None:
@@ -288,7 +288,7 @@ def parts_apart(settings: Settings, run: Session) -> None:
 
     overlap.log.addFilter(keep)
     _read_parts(settings, run, seed=0)
-    if run.dist.rank == 0:  # which says it
+    if run.job.rank == 0:  # which says it
         print(f"overlaps told: {sum('as well' in each for each in said)}", flush=True)
 
 
@@ -310,8 +310,8 @@ def seed_worker(worker: int) -> None:
 def own_worker_seeds(settings: Settings, run: Session) -> None:
     """A worker_init_fn of the user's own: equal seeds on all ranks would give them equal noise."""
     fork = settings.loader.model_copy(update={"workers": 1, "start_method": "fork"})
-    loader = make_loader(Noise(), run.dist, fork, batch_size=4, compare=False)
+    loader = make_loader(Noise(), run.job, fork, batch_size=4, compare=False)
     loader.worker_init_fn = seed_worker
-    drawn = gather(run.dist, [batch.tolist() for batch in batches(loader, run.dist)])
-    if run.dist.rank == 0:
+    drawn = gather(run.job, [batch.tolist() for batch in batches(loader, run.job)])
+    if run.job.rank == 0:
         print("the ranks draw", "the same" if drawn[0] == drawn[1] else "numbers of their own", flush=True)

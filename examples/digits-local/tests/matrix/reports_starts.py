@@ -47,7 +47,7 @@ def spawned(settings: Settings) -> None:
 def child(_number: int, settings: Settings) -> None:
     """What mp.spawn calls."""
     with session(settings.run, settings.clocks, settings.log, settings.preempt) as run:
-        total(run.dist, torch.ones(1))
+        total(run.job, torch.ones(1))
 
 
 def spawned_inside(settings: Settings, _run: Session) -> None:
@@ -97,14 +97,14 @@ def silenced(_settings: Settings, run: Session) -> None:
     sys.stdout = sys.stderr = io.StringIO()
     logging.basicConfig(force=True)
     logging.disable()
-    if run.dist.rank == 1:
+    if run.job.rank == 1:
         raise ValueError("a bug in user code")
-    total(run.dist, torch.ones(1))
+    total(run.job, torch.ones(1))
 
 
 def kills_the_launcher(settings: Settings, run: Session) -> None:
     """torchrun gets a signal that it does not pass on."""
-    if run.dist.rank == 0:
+    if run.job.rank == 0:
         os.kill(os.getppid(), signal.SIGKILL)
     for step in range(1000):
         with phase("forward"):
@@ -122,7 +122,7 @@ def starts_another(_settings: Settings, run: Session) -> None:
         other = subprocess.run(command, env=kept, check=False)
         print(f"the other start ended with {other.returncode}", flush=True)
 
-    on_rank0(run.dist, "start_another", work)
+    on_rank0(run.job, "start_another", work)
 
 
 def replaced(_settings: Settings, run: Session) -> None:
@@ -130,43 +130,43 @@ def replaced(_settings: Settings, run: Session) -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model = DistributedDataParallel(network)
     network[1].weight = nn.Parameter(torch.ones(1, 4))
-    rehearse(run.dist, [model], lambda: model(torch.ones(2, 4)).sum().backward())
+    rehearse(run.job, [model], lambda: model(torch.ones(2, 4)).sum().backward())
 
 
 def around(_settings: Settings, run: Session) -> None:
     """A part of the loss is made of a layer inside the wrapper, of the samples of this rank."""
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model = DistributedDataParallel(network)
-    own = float(run.dist.rank) * torch.ones(2, 4)
+    own = float(run.job.rank) * torch.ones(2, 4)
 
     def step() -> None:
         model(torch.ones(2, 4)).sum().backward()
         network[0](own).sum().backward()
 
-    rehearse(run.dist, [model], step)
+    rehearse(run.job, [model], step)
 
 
 def asks(_settings: Settings, run: Session) -> None:
     """Before the first step is over, one rank waits for an answer that nobody types."""
     step_done(0, 0)
-    if run.dist.rank == 0:
+    if run.job.rank == 0:
         reading, _writing = os.pipe()
         sys.stdin = os.fdopen(reading)
         input("wandb: Enter your choice: ")
-    total(run.dist, torch.ones(1))
+    total(run.job, torch.ones(1))
 
 
 def asks_nobody(_settings: Settings, run: Session) -> None:
     """The same in a job, where standard input is empty."""
-    if run.dist.rank == 0:
+    if run.job.rank == 0:
         sys.stdin = io.StringIO()
         input("wandb: Enter your choice: ")
-    total(run.dist, torch.ones(1))
+    total(run.job, torch.ones(1))
 
 
 def unordered(_settings: Settings, run: Session) -> None:
     """What the order of a set comes to: another one on each rank."""
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     parameters = list(network.parameters())
-    optimizer = torch.optim.AdamW(parameters[run.dist.rank :] + parameters[: run.dist.rank])
-    checkpoint.load(run.dist, run.dir, {"model": network, "optimizer": optimizer})
+    optimizer = torch.optim.AdamW(parameters[run.job.rank :] + parameters[: run.job.rank])
+    checkpoint.load(run.job, run.dir, {"model": network, "optimizer": optimizer})

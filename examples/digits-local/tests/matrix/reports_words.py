@@ -32,25 +32,25 @@ class Network(nn.Module):
 
 def make(run: Session) -> DistributedDataParallel:
     torch.manual_seed(0)
-    return DistributedDataParallel(Network().to(run.dist.device))
+    return DistributedDataParallel(Network().to(run.job.device))
 
 
 def step_of(run: Session, model: nn.Module, step: int, boxes: bool = True) -> None:
     """One step as in train.py: forward, backward, a sum over the ranks."""
     run.agreement.poll(step)
     with phase("forward"):
-        loss = model(torch.ones(4, 64, device=run.dist.device), boxes).sum()
+        loss = model(torch.ones(4, 64, device=run.job.device), boxes).sum()
     with phase("backward"):
         loss.backward()
     with phase("agree"):
-        dist.all_reduce(torch.zeros(2, device=run.dist.device))
+        dist.all_reduce(torch.zeros(2, device=run.job.device))
     with phase("optim"):
         model.zero_grad(set_to_none=True)
     step_done(step + 1, 0)
 
 
 def helper(run: Session, step: int) -> None:
-    if run.dist.rank == 0 and step == 5:
+    if run.job.rank == 0 and step == 5:
         deeper()
 
 
@@ -70,7 +70,7 @@ def stops_alone(_settings: Settings, run: Session) -> None:
     """The metric is looked at on rank 0, and so is whether it is enough."""
     model = make(run)
     for step in range(8):
-        if run.dist.rank == 0 and step == 5:
+        if run.job.rank == 0 and step == 5:
             break
         step_of(run, model, step)
 
@@ -80,16 +80,16 @@ def early_return(_settings: Settings, run: Session) -> None:
     model = make(run)
     for step in range(8):
         step_of(run, model, step)
-        if step == 4 and run.dist.rank != 1:
-            dist.all_gather_object([None] * run.dist.world_size, {"rank": run.dist.rank})
+        if step == 4 and run.job.rank != 1:
+            dist.all_gather_object([None] * run.job.world_size, {"rank": run.job.rank})
 
 
 def decision_of_one(_settings: Settings, run: Session) -> None:
     """Rank 0 alone asks all, on the control group."""
     model = make(run)
     for step in range(8):
-        if run.dist.rank == 0 and step == 5:
-            gather(run.dist, step)
+        if run.job.rank == 0 and step == 5:
+            gather(run.job, step)
         step_of(run, model, step)
 
 
@@ -97,7 +97,7 @@ def frozen_on_one(_settings: Settings, run: Session) -> None:
     """A layer is frozen on rank 1 only, while DDP waits for its gradients."""
     model = make(run)
     for step in range(12):
-        if run.dist.rank == 1 and step == 7:
+        if run.job.rank == 1 and step == 7:
             model.module.body.requires_grad_(False)
         step_of(run, model, step)
 
@@ -106,7 +106,7 @@ def unused_on_one(_settings: Settings, run: Session) -> None:
     """A batch of rank 1 has no boxes."""
     model = make(run)
     for step in range(12):
-        step_of(run, model, step, boxes=not (run.dist.rank == 1 and step == 7))
+        step_of(run, model, step, boxes=not (run.job.rank == 1 and step == 7))
 
 
 def slow_evaluation(settings: Settings, run: Session) -> None:
@@ -114,9 +114,9 @@ def slow_evaluation(settings: Settings, run: Session) -> None:
     step_done(1, 0)
     with phase("eval"):
         for _ in range(40):
-            time.sleep(settings.clocks.collective_s / 30 if run.dist.rank == 1 else 0.01)
+            time.sleep(settings.clocks.collective_s / 30 if run.job.rank == 1 else 0.01)
             progress()
-    print(f"all {total(run.dist, torch.ones(1)).item():.0f} ranks went on", flush=True)
+    print(f"all {total(run.job, torch.ones(1)).item():.0f} ranks went on", flush=True)
 
 
 def slow_before_a_collective(settings: Settings, run: Session) -> None:
@@ -124,7 +124,7 @@ def slow_before_a_collective(settings: Settings, run: Session) -> None:
     step_done(1, 0)
     with phase("eval"):
         for _ in range(80):
-            time.sleep(settings.clocks.collective_s / 30 if run.dist.rank == 1 else 0.01)
+            time.sleep(settings.clocks.collective_s / 30 if run.job.rank == 1 else 0.01)
             progress()
     dist.all_reduce(torch.ones(1))
 
@@ -133,6 +133,6 @@ def leaves(_settings: Settings, run: Session) -> None:
     """A process ends itself without an error."""
     model = make(run)
     for step in range(12):
-        if run.dist.rank == 1 and step == 7:
+        if run.job.rank == 1 and step == 7:
             os._exit(0)
         step_of(run, model, step)

@@ -1,26 +1,31 @@
-"""The training loop. Start it with `python -m <package>.train`, launch/torchrun.sh or sbatch; it reads top to bottom.
+"""The training loop. Start it with `python -m digits.train`, launch/torchrun.sh or sbatch.
 
-What happens every so many steps stands at the head of the loop, so that a resumed run first does what its checkpoint
-still owes. Every rank goes through every line; work for rank 0 alone goes through `on_rank0`.
+`Learner` holds what a step changes, `train` is the loop. Evaluation, pictures and checkpoints stand at its top, so that
+a resumed run first catches up on what was due at the step of its checkpoint. Every rank runs every line; work for
+rank 0 alone goes through `on_rank0`.
 """
 
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .config import Settings
+from .config import Settings, TrainSettings
 from .data import build_datasets
 from .ddp import (
+    Job,
     NonFinite,
+    Position,
     Progress,
     StopRequested,
     batches,
@@ -49,6 +54,7 @@ from .sample import draw
 
 log = logging.getLogger("ddp")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Batch = Sequence[Tensor]
 
 
 def main() -> None:
@@ -60,153 +66,267 @@ def main() -> None:
 
 def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
-    job, device, options = run.dist, run.dist.device, settings.train
+    job, options = run.job, settings.train
 
     seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks
-    network = build_model(settings.model).to(device)
-    model = wrap(network, options.compile)  # the same weights, with DDP and perhaps torch.compile around them
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(options.ema)) if options.ema else None
-    shown = average.module if average else network  # what is evaluated and drawn: plain, so it never communicates
+    learner = Learner(settings, job)
     train_data, val_data = build_datasets(settings.data)
     seed_generators(settings.run.seed + 1 + job.rank)  # different noise on each rank
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+
+    loader = make_loader(
+        train_data,
+        job,
+        settings.loader,
+        batch_size=options.batch_size,
+        seed=settings.run.seed,
+        full=options.compile,  # a smaller last batch would be compiled once more
     )
-    scaler = torch.amp.GradScaler(device.type, enabled=options.precision == "fp16")
-
-    seed, full = settings.run.seed, options.compile  # a smaller last batch would be compiled once more
-    loader = make_loader(train_data, job, settings.loader, batch_size=options.batch_size, seed=seed, full=full)
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)
-    val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # batches that every rank has
+    val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # full batches that every rank has
 
-    # Where the run stands. "evaluated", "sampled" and "saved" are the steps at which that was last done.
-    at = {"step": 0, "epoch": 0, "used": 0, "begun": 0, "evaluated": 0, "sampled": 0, "saved": 0}
-    state: dict[str, checkpoint.Stateful] = {"model": network, "optimizer": optimizer}
-    state |= {"average": average} if average else {}
-    state |= {"scaler": scaler} if scaler.is_enabled() else {}
-    if settings.run.resume:
-        at |= checkpoint.load(job, run.dir, state) or {}
-    else:
-        checkpoint.set_aside(job, run.dir, state)
-    if average and not average.n_averaged:  # at the start, or switched on since
-        average.module.load_state_dict(network.state_dict())
-    nonfinite = torch.zeros((), device=device)
+    position = resume(settings, run, learner)
+    feed = endless(loader, job, position.epoch, position.samples, position.global_batch)
+    if options.rehearse:
+        counters, first_batch = next(feed)
+        learner.rehearse(largest_batch(train_data, options.batch_size, first_batch))
+        feed = chain([(counters, first_batch)], feed)  # put back: it has not been trained on
+    step_done(position.step, position.epoch)
 
-    def autocast() -> torch.autocast:
-        return torch.autocast(device.type, PRECISIONS[options.precision], enabled=options.precision != "fp32")
+    with progress_bar(position, options.steps, visible=job.rank == 0) as bar:
+        try:
+            while True:
+                step = position.step
+                finished = step >= options.steps
 
-    def forward_backward(batch: Sequence[Tensor]) -> Tensor:
-        """Add to the gradients; returns the summed loss of the batch and how many terms it has, float32 [2]."""
-        batch = [tensor.to(device, non_blocking=True) for tensor in batch]
-        with phase("forward"), autocast():
-            loss, terms = training_loss(model, batch)
-        with phase("backward"):  # DDP averages the gradients over the ranks while it computes them
-            scaler.scale(loss / options.batch_size).backward()
+                if due(settings.eval.every_steps, step, finished, position.evaluated):
+                    validate(settings, run, learner, val_loader, val_rounds, step)
+                    position.evaluated = step
+
+                if due(settings.sample.every_steps, step, finished, position.sampled):
+                    draw_samples(settings, run, learner, val_data, step)
+                    position.sampled = step
+
+                if due(settings.checkpoint.every_steps, step, finished, position.saved):
+                    save(settings, run, learner, position, must=finished)
+
+                if finished:
+                    break
+                run.agreement.poll(step)  # raises StopRequested on all ranks at the same step
+
+                batches_of_step = (next_batch(feed, position) for _ in range(options.accumulate))  # read as needed
+                values = learner.step(step, batches_of_step)
+                position.step += 1
+                step_done(position.step, position.epoch)
+                bar.update()
+
+                if due(settings.log.every_steps, position.step):
+                    log_scalars(settings, run, learner, position.step, values)
+                    bar.set_postfix({"loss": run.metrics.latest.get("loss")})
+        except StopRequested:
+            if position.saved < position.step:
+                save(settings, run, learner, position, must=True)
+            raise
+
+
+class Learner:
+    """What a step changes: the network, perhaps a moving average of its weights, the optimiser, and fp16's scaler."""
+
+    def __init__(self, settings: Settings, job: Job) -> None:
+        options = settings.train
+        self.settings, self.job = settings, job
+        self.network = build_model(settings.model).to(job.device)
+        self.model = wrap(self.network, options.compile)  # DDP around `network`: the same parameters
+        self.ema = make_ema(self.network, options.ema)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+        )
+        self.scaler = loss_scaler(options, job.device)
+        self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
+
+    @property
+    def eval_network(self) -> nn.Module:
+        """What is evaluated and drawn: the averaged weights if there are any, without DDP, so it never communicates."""
+        return self.ema.module if self.ema else self.network
+
+    def checkpoint_objects(self) -> dict[str, checkpoint.Stateful]:
+        """What a checkpoint holds: name in the file -> object."""
+        objects: dict[str, checkpoint.Stateful] = {"model": self.network, "optimizer": self.optimizer}
+        objects |= {"average": self.ema} if self.ema else {}
+        objects |= {"scaler": self.scaler} if self.scaler.is_enabled() else {}
+        return objects
+
+    def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
+        options, job = self.settings.train, self.job
+        set_learning_rate(self.optimizer, self.settings, step)
+        loss_and_terms = torch.zeros(2, device=job.device)
+        for number, batch in enumerate(batches, 1):
+            is_last = number == options.accumulate
+            with nullcontext() if is_last else self.model.no_sync():  # gradients are reduced once a step
+                loss_and_terms += self.forward_backward(batch)
+        loss, norm, skipped = update_weights(
+            self.network, self.optimizer, self.scaler, loss_and_terms, job, options.clip_norm
+        )
+        with phase("optim"):
+            self.skipped += skipped
+            self.scaler.update()
+            if self.ema:
+                self.ema.update_parameters(self.network)
+        return {"loss": loss, "grad_norm": norm, "nonfinite_steps": self.skipped}
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Accumulate gradients. Returns: the loss summed over the batch, and the number of its terms, float32 [2]."""
+        batch = [tensor.to(self.job.device, non_blocking=True) for tensor in batch]
+        with phase("forward"), autocast(self.settings.train, self.job.device):
+            loss, terms = training_loss(self.model, batch)
+        with phase("backward"):  # DDP averages the gradients over the ranks meanwhile
+            self.scaler.scale(loss).backward()
         return torch.stack([loss.detach().float(), terms.float()])
 
-    def refuse_nonfinite(steps: float) -> None:
-        # In fp16 the scaler tries a larger scale every 2000 steps, and finds the first one by halving.
-        search = 16 + at["step"] // scaler.get_growth_interval() if scaler.is_enabled() else 0
-        if steps > options.max_nonfinite + search:
-            raise NonFinite(f"{steps:.0f} steps had a NaN or infinite gradient, more than train.max_nonfinite allows")
-
-    def save(must: bool = False) -> None:
-        refuse_nonfinite(nonfinite.item())  # no good checkpoint makes room for what a diverged run has left
-        counters = at | {"saved": at["step"]}
-        if checkpoint.save(job, run.dir, counters, state, keep=settings.checkpoint.keep, must=must):
-            at["saved"] = at["step"]
-
-    def picture(progress: Progress) -> None:
-        try:
-            with autocast():
-                draw(shown, val_data, settings.sample, device, progress, run.dir / "samples" / f"step_{at['step']:08d}")
-        except OSError as error:  # a full disk costs the picture, not the run
-            log.warning("no picture of step %d: %s", at["step"], error)
-
-    feed = endless(loader, job, at["epoch"], at["used"], at["begun"])
-    first = next(feed)
-    feed = chain([first], feed)
-    if options.rehearse:
-        largest = largest_batch(train_data, options.batch_size, first[1])
-        rehearse(job, [model], lambda: forward_backward(largest))
-    step_done(at["step"], at["epoch"])
-    visible = job.rank == 0 and sys.stderr is not None  # a terminal, tqdm finds out by itself
-    bar = tqdm(total=options.steps, initial=at["step"], unit="step", disable=None if visible else True)
-    try:
-        while True:
-            step, last = at["step"], at["step"] >= options.steps
-
-            if due(step, settings.eval.every_steps, last) and at["evaluated"] < step:
-                shard = polled(batches(val_loader, job), run.agreement, step, val_rounds)
-                with phase("eval"), autocast():
-                    found = evaluate(shown, shard, job, settings.eval, progress)
-                run.metrics.flush()
-                run.metrics.write(step, found)
-                at["evaluated"] = step
-
-            if due(step, settings.sample.every_steps, last) and at["sampled"] < step:
-                on_rank0(job, "sample", picture, run.flags)
-                at["sampled"] = step
-
-            if due(step, settings.checkpoint.every_steps, last) and at["saved"] < step:
-                save(must=last)
-
-            if last:
-                break
-            run.agreement.poll(step)  # raises StopRequested on all ranks at the same step
-
-            set_learning_rate(optimizer, settings, step)
-            summed = torch.zeros(2, device=device)
-            for part in range(1, options.accumulate + 1):
-                position, batch = next(feed)
-                at |= position
-                with nullcontext() if part == options.accumulate else model.no_sync():  # one reduction a step
-                    summed += forward_backward(batch)
-            with phase("optim"):
-                scaler.unscale_(optimizer)
-                norm = gradient_norm(network.parameters()) / job.world_size
-            totals = torch.cat([summed, norm[None]])
-            with phase("agree"):  # one norm for all ranks: they clip alike to the bit, and skip a step alike
-                dist.all_reduce(totals)
-            with phase("optim"):
-                loss, terms, norm = totals
-                # Batches may have unequal numbers of terms: from DDP's mean of sums to the mean over all terms.
-                factor = job.world_size * options.batch_size / terms
-                norm = clip_gradients(network.parameters(), factor, options.clip_norm, norm)
-                nonfinite += step_if_finite(optimizer, norm)
-                scaler.update()
-                optimizer.zero_grad(set_to_none=True)
-                if average:
-                    average.update_parameters(network)
-
-            at["step"] = step + 1
-            step_done(at["step"], at["epoch"])
-            bar.update()
-            if due(at["step"], settings.log.every_steps):
-                values = {"loss": loss / terms, "grad_norm": norm, "nonfinite_steps": nonfinite}
-                run.metrics.scalars(at["step"], values | {"param_norm": global_norm(network.parameters())})
-                bar.set_postfix({"loss": run.metrics.latest.get("loss")})
-                refuse_nonfinite(run.metrics.latest.get("nonfinite_steps", 0))
-    except StopRequested:
-        save(must=True)
-        raise
-    finally:
-        bar.close()
+    def rehearse(self, largest: Batch) -> None:
+        """Run forward and backward of the largest batch, and compare the ranks: see ddp/rehearsal.py."""
+        rehearse(self.job, [self.model], lambda: self.forward_backward(largest))
 
 
-def due(step: int, every: int, last: bool = False) -> bool:
-    """Whether something done every so many steps, and at the end, is to be done now."""
-    return step > 0 and (last or step % every == 0)
+def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:
+    """A copy of the network for the exponential moving average of its weights, or None if `decay` is 0."""
+    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+
+
+def loss_scaler(options: TrainSettings, device: torch.device) -> torch.amp.GradScaler:
+    """Loss scaling for fp16. Our loss is a sum over the batch, so PyTorch's initial 65536 is divided by its size."""
+    return torch.amp.GradScaler(device.type, 65536.0 / options.batch_size, enabled=options.precision == "fp16")
+
+
+def autocast(options: TrainSettings, device: torch.device) -> torch.autocast:
+    """Autocast to `train.precision`. Weights and gradients stay in fp32."""
+    return torch.autocast(device.type, PRECISIONS[options.precision], enabled=options.precision != "fp32")
+
+
+def update_weights(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    loss_and_terms: Tensor,
+    job: Job,
+    clip_norm: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Step with the gradients that DDP has averaged; skip the step, on all ranks, if they are not finite on one.
+
+    Args:
+        loss_and_terms: of this rank: its summed loss, and the number of terms (samples, tokens) in it, float32 [2].
+
+    Returns:
+        Scalars, equal on all ranks: the mean loss over all terms of all ranks, the norm of its gradient before it is
+        clipped, and 1 if the step was skipped, else 0.
+    """
+    with phase("optim"):
+        scaler.unscale_(optimizer)
+        norm = gradient_norm(network.parameters())
+    totals = torch.cat([loss_and_terms, norm[None]])
+    with phase("agree"):
+        dist.all_reduce(totals)
+    with phase("optim"):
+        loss, terms, norm_sum = totals
+        # Equal on all ranks up to rounding. With its mean they clip alike to the bit, and skip the same steps.
+        norm = norm_sum / job.world_size
+        # DDP leaves (sum of the ranks' gradients) / world_size. The gradient of the mean loss is that sum / terms.
+        norm = clip_gradients(network.parameters(), job.world_size / terms, clip_norm, norm)
+        skipped = step_if_finite(optimizer, norm)  # in the place of scaler.step
+        optimizer.zero_grad(set_to_none=True)
+    return loss / terms, norm, skipped
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> None:
-    """Linear warm-up, then a cosine to zero: a function of the step, so there is no scheduler state to restore."""
+    """Linear warm-up, then a cosine to zero: a function of the step, so there is no scheduler state to restore.
+
+    All parameter groups get the same; groups with values of their own are set apart here.
+    """
     warmup, steps = settings.train.warmup_steps, settings.train.steps
     rising = min(1.0, (step + 1) / (warmup + 1))
     falling = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
     for group in optimizer.param_groups:
         group["lr"] = settings.train.learning_rate * rising * falling
-        group["weight_decay"] = settings.train.weight_decay  # today's, not that of the checkpoint
+        group["weight_decay"] = settings.train.weight_decay  # that of the settings, also after a resume
+
+
+def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
+    """True every `every` steps and at the end, unless it was done at this step already (before a resume)."""
+    return step > max(0, last_done) and (finished or step % every == 0)
+
+
+def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position) -> Batch:
+    """The next batch, with which `position` moves on."""
+    counters, batch = next(feed)
+    position.move(counters)
+    return batch
+
+
+def resume(settings: Settings, run: Session, learner: "Learner") -> Position:
+    """Load the newest good checkpoint of this run into `learner`, and return its position; step 0 if there is none."""
+    objects, counters = learner.checkpoint_objects(), None
+    if settings.run.resume:
+        counters = checkpoint.load(run.job, run.dir, objects)
+    else:
+        checkpoint.set_aside(run.job, run.dir, objects)
+    if learner.ema and not learner.ema.n_averaged:  # switched on since the checkpoint: it begins with these weights
+        learner.ema.module.load_state_dict(learner.network.state_dict())
+    return Position.of(counters or {})
+
+
+def validate(
+    settings: Settings, run: Session, learner: "Learner", loader: DataLoader[Any], rounds: int, step: int
+) -> None:
+    """Evaluate, each rank on its shard of the validation data, and log the metrics."""
+    shard = polled(batches(loader, run.job), run.agreement, step, rounds)  # so that a stop need not wait for the end
+    with phase("eval"), autocast(settings.train, run.job.device):
+        metrics = evaluate(learner.eval_network, shard, run.job, settings.eval, progress)
+    run.metrics.flush()
+    run.metrics.write(step, metrics)
+
+
+def log_scalars(settings: Settings, run: Session, learner: "Learner", step: int, values: dict[str, Tensor]) -> None:
+    """Log the values of a step. They are read without a host sync: `latest` has those of the call before."""
+    run.metrics.scalars(step, values | {"param_norm": global_norm(learner.network.parameters())})
+    raise_if_diverged(learner, settings.train, step, run.metrics.latest.get("nonfinite_steps", 0))
+
+
+def draw_samples(settings: Settings, run: Session, learner: "Learner", dataset: Dataset[Any], step: int) -> None:
+    """Draw on rank 0. The others wait for it without a collective, so the collective timeout does not matter."""
+    device, path = run.job.device, run.dir / "samples" / f"step_{step:08d}"
+
+    def picture(progress: Progress) -> None:
+        try:
+            with autocast(settings.train, device):
+                draw(learner.eval_network, dataset, settings.sample, device, progress, path)
+        except OSError as error:  # a full disk costs the picture, not the run
+            log.warning("no picture of step %d: %s", step, error)
+
+    on_rank0(run.job, "sample", picture, run.flags)
+
+
+def save(settings: Settings, run: Session, learner: "Learner", position: Position, must: bool) -> None:
+    """Write a checkpoint. A diverged run writes none: it would push the last good one out of `checkpoint.keep`."""
+    raise_if_diverged(learner, settings.train, position.step, learner.skipped.item())
+    before, position.saved = position.saved, position.step
+    counters, objects = position.counters(), learner.checkpoint_objects()
+    if not checkpoint.save(run.job, run.dir, counters, objects, keep=settings.checkpoint.keep, must=must):
+        position.saved = before
+
+
+def raise_if_diverged(learner: "Learner", options: TrainSettings, step: int, skipped: float) -> None:
+    """Raise NonFinite if more steps were skipped since this start than `train.max_nonfinite` allows."""
+    # fp16's scaler halves its initial 65536 at most 16 times, and tries a larger scale every 2000 steps.
+    search = 16 + step // learner.scaler.get_growth_interval() if learner.scaler.is_enabled() else 0
+    if skipped > options.max_nonfinite + search:
+        limit = f"train.max_nonfinite allows ({options.max_nonfinite})"
+        raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}")
+
+
+def progress_bar(position: Position, steps: int, visible: bool) -> "tqdm[Any]":
+    """A bar of steps, hidden where stderr is no terminal (tqdm's `disable=None`) or closed."""
+    hidden = None if visible and sys.stderr is not None else True
+    return tqdm(total=steps, initial=position.step, unit="step", disable=hidden)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def sums(settings: Settings, run: Session) -> None:
     for step in range(settings.train.steps):
         run.agreement.poll(step)
         with phase("forward"):
-            dist.all_reduce(torch.ones(4, device=run.dist.device))
+            dist.all_reduce(torch.ones(4, device=run.job.device))
             time.sleep(0.05)
         step_done(step + 1, 0)
 
@@ -36,40 +36,40 @@ def long_guard(settings: Settings, run: Session) -> None:
             time.sleep(settings.clocks.collective_s / 10)
             progress(f"part {part + 1} of 100")
 
-    on_rank0(run.dist, "slow", work)
-    ranks = total(run.dist, torch.ones(1))
-    if run.dist.rank == 0:
+    on_rank0(run.job, "slow", work)
+    ranks = total(run.job, torch.ones(1))
+    if run.job.rank == 0:
         print(f"all {ranks.item():.0f} ranks went on", flush=True)
 
 
 def lonely_guard(_settings: Settings, run: Session) -> None:
     """A guard that only rank 0 enters, before one that all enter."""
-    if run.dist.rank == 0:
-        on_rank0(run.dist, "mine", lambda _progress: None)
-    on_rank0(run.dist, "ours", lambda _progress: None)
+    if run.job.rank == 0:
+        on_rank0(run.job, "mine", lambda _progress: None)
+    on_rank0(run.job, "ours", lambda _progress: None)
 
 
 def nested_guard(_settings: Settings, run: Session) -> None:
     """A guard inside a guard."""
-    on_rank0(run.dist, "outer", lambda _progress: on_rank0(run.dist, "inner", lambda _inner: None))
+    on_rank0(run.job, "outer", lambda _progress: on_rank0(run.job, "inner", lambda _inner: None))
 
 
 def broken_pipe(_settings: Settings, run: Session) -> None:
     """An error of the user's own, in the words of one that a lost peer causes."""
-    if run.dist.rank == 1:
+    if run.job.rank == 1:
         raise RuntimeError("ffmpeg: Broken pipe")
-    total(run.dist, torch.ones(1))
+    total(run.job, torch.ones(1))
 
 
 def stuck_at_the_end(_settings: Settings, run: Session) -> None:
     """What is left to do after the last meeting hangs on one rank."""
-    if run.dist.rank == 1:
+    if run.job.rank == 1:
         dist.destroy_process_group = partial(time.sleep, 1_000_000)
 
 
 def collective_in_guard(_settings: Settings, run: Session) -> None:
     """A collective that only rank 0 reaches."""
-    on_rank0(run.dist, "sum", lambda _progress: dist.all_reduce(torch.ones(1)))
+    on_rank0(run.job, "sum", lambda _progress: dist.all_reduce(torch.ones(1)))
 
 
 class Numbers(Dataset[int]):
@@ -97,33 +97,33 @@ class Stream(IterableDataset[int]):
 
 def around_ddp(_settings: Settings, run: Session) -> None:
     """A loss that passes the DDP model by: without a reduction, each rank would train a model of its own."""
-    network = torch.nn.Linear(4, 1).to(run.dist.device)
-    samples = torch.full((1, 4), 1.0 + run.dist.rank, device=run.dist.device)
-    rehearse(run.dist, [DistributedDataParallel(network)], lambda: network(samples).sum().backward())
+    network = torch.nn.Linear(4, 1).to(run.job.device)
+    samples = torch.full((1, 4), 1.0 + run.job.rank, device=run.job.device)
+    rehearse(run.job, [DistributedDataParallel(network)], lambda: network(samples).sum().backward())
 
 
 def uneven_lengths(settings: Settings, run: Session) -> None:
     """A data set that is longer on rank 1."""
-    make_loader(Numbers(100 + run.dist.rank), run.dist, settings.loader, batch_size=4)
+    make_loader(Numbers(100 + run.job.rank), run.job, settings.loader, batch_size=4)
 
 
 def uneven_stream(settings: Settings, run: Session) -> None:
     """Streams that shard themselves, and end earlier on rank 0."""
-    stream = Stream(30 + 20 * run.dist.rank)
-    loader = make_loader(stream, run.dist, settings.loader, batch_size=4, sharded=True)
+    stream = Stream(30 + 20 * run.job.rank)
+    loader = make_loader(stream, run.job, settings.loader, batch_size=4, sharded=True)
     made = 0
-    for _ in batches(loader, run.dist):
-        total(run.dist, torch.ones(1))  # what each step does: it hangs unless all ranks make equally many
+    for _ in batches(loader, run.job):
+        total(run.job, torch.ones(1))  # what each step does: it hangs unless all ranks make equally many
         made += 1
-    print(f"rank {run.dist.rank} made {made} batches", flush=True)
+    print(f"rank {run.job.rank} made {made} batches", flush=True)
 
 
 def destroyed_group(_settings: Settings, run: Session) -> None:
     """User code that cleans up on its way out of an error."""
     try:
-        if run.dist.rank == 1:
+        if run.job.rank == 1:
             raise ValueError("a bug in user code")
-        total(run.dist, torch.ones(1))
+        total(run.job, torch.ones(1))
     finally:
         dist.destroy_process_group()
 

@@ -39,10 +39,10 @@ def train(
     run: Session, optimizer: torch.optim.Optimizer, loss: Callable[[Tensor], Tensor], each: Callable[[int], object]
 ) -> None:
     """A plain loop, slow enough for some agreements. `each(step)` runs at the end of each step."""
-    torch.manual_seed(1 + run.dist.rank)
+    torch.manual_seed(1 + run.job.rank)
     for step in range(STEPS):
         run.agreement.poll(step)
-        batch = torch.randn(4, 8, device=run.dist.device)
+        batch = torch.randn(4, 8, device=run.job.device)
         with phase("forward"):
             value = loss(batch)
         with phase("backward"):
@@ -55,7 +55,7 @@ def train(
 
 def beside_ddp(_settings: Settings, run: Session) -> None:
     """Two networks, each in DDP; the loss of one through `.module` (minimind issue 853)."""
-    first, second = (DistributedDataParallel(Network().to(run.dist.device)) for _ in range(2))
+    first, second = (DistributedDataParallel(Network().to(run.job.device)) for _ in range(2))
     optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()], 1e-3)
     train(run, optimizer, lambda batch: first(batch).square().mean() + second.module(batch).square().mean(), nothing)
 
@@ -66,8 +66,8 @@ def nothing(_step: int) -> None:
 
 def beside_a_wrapper(_settings: Settings, run: Session) -> None:
     """A second module that nobody has wrapped: a projection head, say, with an optimiser of its own."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
-    head = nn.Linear(1, 1).to(run.dist.device)
+    model = DistributedDataParallel(Network().to(run.job.device))
+    head = nn.Linear(1, 1).to(run.job.device)
     nn.init.ones_(head.weight)
     nn.init.zeros_(head.bias)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 1e-3, momentum=0.9)
@@ -76,12 +76,12 @@ def beside_a_wrapper(_settings: Settings, run: Session) -> None:
 
 def skipped_step(_settings: Settings, run: Session) -> None:
     """A step that one rank leaves out, since its own loss looked odd."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     steps = count(1)
 
     def forget(*_: object) -> None:
-        if next(steps) == 20 and run.dist.rank == 1:
+        if next(steps) == 20 and run.job.rank == 1:
             optimizer.zero_grad()
 
     optimizer.register_step_pre_hook(forget)
@@ -90,11 +90,11 @@ def skipped_step(_settings: Settings, run: Session) -> None:
 
 def flipped_bit(_settings: Settings, run: Session) -> None:
     """One bit of one weight changes on rank 1, as in a memory that is not checked."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def flip(step: int) -> None:
-        if step == 20 and run.dist.rank == 1:
+        if step == 20 and run.job.rank == 1:
             model.module.layers[2].weight.data.view(torch.int32)[0, 3] ^= 1 << 12
 
     train(run, optimizer, lambda batch: model(batch).square().mean(), flip)
@@ -102,11 +102,11 @@ def flipped_bit(_settings: Settings, run: Session) -> None:
 
 def own_rate(_settings: Settings, run: Session) -> None:
     """ReduceLROnPlateau by each rank's own loss."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def lower(step: int) -> None:
-        if step == 20 and run.dist.rank == 1:
+        if step == 20 and run.job.rank == 1:
             optimizer.param_groups[0]["lr"] /= 10
 
     train(run, optimizer, lambda batch: model(batch).square().mean(), lower)
@@ -114,11 +114,11 @@ def own_rate(_settings: Settings, run: Session) -> None:
 
 def eval_on_one_rank(_settings: Settings, run: Session) -> None:
     """model.eval() stays on rank 0 after a validation of its own."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def validate(step: int) -> None:
-        if step == 20 and run.dist.rank == 0:
+        if step == 20 and run.job.rank == 0:
             model.eval()
 
     train(run, optimizer, lambda batch: model(batch).square().mean(), validate)
@@ -126,37 +126,37 @@ def eval_on_one_rank(_settings: Settings, run: Session) -> None:
 
 def own_buffer(_settings: Settings, run: Session) -> None:
     """A buffer that each rank changes by its own data, while DDP leaves buffers alone."""
-    model = DistributedDataParallel(Network().to(run.dist.device), broadcast_buffers=False)
+    model = DistributedDataParallel(Network().to(run.job.device), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def update(_step: int) -> None:
-        model.module.scale.mul_(1 + 0.01 * run.dist.rank)
+        model.module.scale.mul_(1 + 0.01 * run.job.rank)
 
     train(run, optimizer, lambda batch: model(batch).square().mean(), update)
 
 
 def buffers_on_purpose(_settings: Settings, run: Session) -> None:
     """The same, said to PyTorch: its own list of names to ignore."""
-    plain = Network().to(run.dist.device)
+    plain = Network().to(run.job.device)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, ["scale"])
     model = DistributedDataParallel(plain)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def update(_step: int) -> None:
-        plain.scale.fill_(run.dist.rank)
+        plain.scale.fill_(run.job.rank)
 
     train(run, optimizer, lambda batch: model(batch).square().mean(), update)
 
 
 def probe_on_rank0(_settings: Settings, run: Session) -> None:
     """Rank 0 trains a probe of its own: that is no drift."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     probe = nn.Linear(2, 1)
     own = torch.optim.SGD(probe.parameters(), 0.1)
 
     def fit(step: int) -> None:
-        if step % 20 == 0 and run.dist.rank == 0:
+        if step % 20 == 0 and run.job.rank == 0:
             probe(torch.ones(1, 2)).sum().backward()
             own.step()
 
@@ -180,28 +180,28 @@ def nan_gradients(_settings: Settings, run: Session) -> None:
         if hasattr(torch.optim, name):
             OPTIMIZERS[name] = getattr(torch.optim, name)
     for name, make in OPTIMIZERS.items():
-        weight = nn.Parameter(torch.ones(3, 3, device=run.dist.device))
+        weight = nn.Parameter(torch.ones(3, 3, device=run.job.device))
         optimizer = make([weight])
         for step in range(6):
             before = weight.detach().clone()
             weight.grad = torch.full_like(weight, 0.1 * (step + 1))
             bad = step in (0, 3)
-            if bad and run.dist.rank == run.dist.world_size - 1:
+            if bad and run.job.rank == run.job.world_size - 1:
                 weight.grad[0, 0] = math.nan
-            norm = weight.grad.norm() / run.dist.world_size
+            norm = weight.grad.norm() / run.job.world_size
             torch.distributed.all_reduce(norm)
             step_if_finite(optimizer, clip_gradients([weight], 1.0, 1.0, norm))
             assert weight.isfinite().all(), f"{name} applied a NaN at step {step}"
             assert torch.equal(before, weight) == bad, f"{name} did not do as it must at step {step}"
-        if run.dist.rank == 0:
+        if run.job.rank == 0:
             print(f"{name} skips", flush=True)
 
 
 def own_order(_settings: Settings, run: Session) -> None:
     """The optimiser's parameters come from a set: a checkpoint of rank 0 would be put into other places elsewhere."""
-    model = DistributedDataParallel(Network().to(run.dist.device))
+    model = DistributedDataParallel(Network().to(run.job.device))
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters[::-1] if run.dist.rank == 1 else parameters, 1e-3)
+    optimizer = torch.optim.AdamW(parameters[::-1] if run.job.rank == 1 else parameters, 1e-3)
     train(run, optimizer, lambda batch: model(batch).square().mean(), nothing)
 
 
@@ -222,12 +222,12 @@ class Buckets:
 
 def own_states(_settings: Settings, run: Session) -> None:
     """An average that only rank 0 updates, and a sampler that is each rank's own: rank 0's are saved."""
-    network = Network().to(run.dist.device)
+    network = Network().to(run.job.device)
     average, buckets = AveragedModel(network), Buckets()
-    buckets.taken = [run.dist.rank]
+    buckets.taken = [run.job.rank]
     with torch.no_grad():
         next(network.parameters()).add_(1)
-    if run.dist.rank == 0:
+    if run.job.rank == 0:
         average.update_parameters(network)
     for step in (1, 2):
-        checkpoint.save(run.dist, run.dir, {"step": step}, {"average": average, "buckets": buckets}, keep=1)
+        checkpoint.save(run.job, run.dir, {"step": step}, {"average": average, "buckets": buckets}, keep=1)

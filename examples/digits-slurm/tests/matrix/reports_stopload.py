@@ -34,13 +34,13 @@ class Stream(IterableDataset[Any]):
 
 def odd_shape(settings: Settings, run: Session) -> None:
     """A sample that has another shape than the others of its batch."""
-    for _ in batches(make_loader(Images(), run.dist, settings.loader, batch_size=8), run.dist):
+    for _ in batches(make_loader(Images(), run.job, settings.loader, batch_size=8), run.job):
         pass
 
 
 def odd_shape_in_a_stream(settings: Settings, run: Session) -> None:
     """The same in a stream, where nobody else counts the samples."""
-    for _ in batches(make_loader(Stream(), run.dist, settings.loader, batch_size=8), run.dist):
+    for _ in batches(make_loader(Stream(), run.job, settings.loader, batch_size=8), run.job):
         pass
 
 
@@ -56,12 +56,12 @@ class Options:
 
 def saves_options(_settings: Settings, run: Session) -> None:
     """Settings in a checkpoint as an object: saved, and refused when it is loaded."""
-    checkpoint.save(run.dist, run.dir, {"step": 1}, {"model": nn.Linear(2, 2), "options": Options()}, keep=1)
+    checkpoint.save(run.job, run.dir, {"step": 1}, {"model": nn.Linear(2, 2), "options": Options()}, keep=1)
 
 
 def loads_options(_settings: Settings, run: Session) -> None:
     """The same, seen before the first step."""
-    checkpoint.load(run.dist, run.dir, {"model": nn.Linear(2, 2), "options": Options()})
+    checkpoint.load(run.job, run.dir, {"model": nn.Linear(2, 2), "options": Options()})
 
 
 def fully_sharded(_settings: Settings, run: Session) -> None:
@@ -70,15 +70,15 @@ def fully_sharded(_settings: Settings, run: Session) -> None:
 
     network = nn.Linear(8, 8)
     fully_shard(network)
-    checkpoint.load(run.dist, run.dir, {"model": network})
+    checkpoint.load(run.job, run.dir, {"model": network})
 
 
 def fsdp(_settings: Settings, run: Session) -> None:
     """FSDP1: its state_dict() needs all ranks, and would hang on rank 0 alone."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    network = FullyShardedDataParallel(nn.Linear(8, 8), device_id=run.dist.device)
-    checkpoint.save(run.dist, run.dir, {"step": 1}, {"model": network}, keep=1)
+    network = FullyShardedDataParallel(nn.Linear(8, 8), device_id=run.job.device)
+    checkpoint.save(run.job, run.dir, {"step": 1}, {"model": network}, keep=1)
 
 
 def zero_optimizer(_settings: Settings, run: Session) -> None:
@@ -87,7 +87,7 @@ def zero_optimizer(_settings: Settings, run: Session) -> None:
 
     network = nn.Linear(8, 8)
     optimizer = ZeroRedundancyOptimizer(network.parameters(), torch.optim.SGD, lr=0.1)
-    checkpoint.save(run.dist, run.dir, {"step": 1}, {"model": network, "optimizer": optimizer}, keep=1)
+    checkpoint.save(run.job, run.dir, {"step": 1}, {"model": network, "optimizer": optimizer}, keep=1)
 
 
 def saves_nan(_settings: Settings, run: Session) -> None:
@@ -95,4 +95,4 @@ def saves_nan(_settings: Settings, run: Session) -> None:
     network = nn.Linear(8, 8)
     with torch.no_grad():
         network.bias[3] = float("nan")
-    checkpoint.save(run.dist, run.dir, {"step": 1}, {"model": network}, keep=1)
+    checkpoint.save(run.job, run.dir, {"step": 1}, {"model": network}, keep=1)

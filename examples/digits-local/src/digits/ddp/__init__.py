@@ -1,26 +1,28 @@
-"""The plumbing of distributed training. Owned by the template: `copier update` brings fixes to these files.
+"""The plumbing of distributed training. Owned by the template: `ddp-scaffold update` brings fixes to these files.
 
-Here is what a project's own files import; `session` alone comes from `.session`, which has the same name. A name is
-loaded when it is first asked for: launch scripts start parts of the plumbing that must not wait for PyTorch.
+This module has what a project's own files import, but for `session`: import it from `.session`, whose name it shares.
+Names are imported at their first use, since launch scripts start parts of the plumbing that must not wait for PyTorch.
 
-The rooms. A module imports from its own line and from the lines below, never from one above:
+The map, from top to bottom: a module imports from its own line and from the lines below, never from one above.
 
     session variables       `with session(...) as run`, from the start to the exit code; the settings of existing code
     preflight/              before the job: what is wrong with which machine or link
-    watch/                  trouble: who decides the culprit (verdict, blame), where a straggler is told (slow_ranks)
+    watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
     rehearsal               before step 1, a step of the largest batch
-    loader checkpoint       make_loader and batches; where a checkpoint becomes visible (save)
+    loader checkpoint       make_loader and batches; where a checkpoint becomes visible (save, _write)
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
     same/                   before step 1: are code, networks and buffers the same on all ranks
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     trace/                  what a rank knows of itself: phase and progress (heartbeat), collectives, slow steps, drift
-    faults                  faults that are put in on purpose
+    faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
     report/                 what a run writes about itself: outcome.json, report.md
-    kinds                   the ways to end, and what to do about each
-    rank_state              what a rank says of itself to the others
-    rng errors clocks       random generators; exit codes and exceptions; every timeout
+    kinds                   the kinds of outcome, and what to do about each
+    rank_state              the state that a rank publishes
+    rng errors clocks       states of random generators; exit codes and exceptions; every timeout
+    process_group polling   the hook into every collective; waiting by looking
+    ranks                   how ranks are named: rank 3 (n2)
 """
 
 from importlib import import_module
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING
 
 _NAMES = {
     "agree": "gather total",
-    "checkpoint": "CheckpointSettings",
+    "checkpoint": "CheckpointSettings Position",
     "clocks": "Clocks",
     "errors": "ConfigError NonFinite StopRequested",
     "guard": "Progress on_rank0",
@@ -37,7 +39,7 @@ _NAMES = {
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
-    "start.groups": "Dist",
+    "start.groups": "Job",
     "start.settings": "RunSettings effective load",
     "start.stop": "PreemptSettings",
     "trace.heartbeat": "phase progress step_done",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .agree import gather as gather
     from .agree import total as total
     from .checkpoint import CheckpointSettings as CheckpointSettings
+    from .checkpoint import Position as Position
     from .clocks import Clocks as Clocks
     from .errors import ConfigError as ConfigError
     from .errors import NonFinite as NonFinite
@@ -66,7 +69,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .rehearsal import largest_batch as largest_batch
     from .rehearsal import rehearse as rehearse
     from .rng import seed_generators as seed_generators
-    from .start.groups import Dist as Dist
+    from .start.groups import Job as Job
     from .start.settings import RunSettings as RunSettings
     from .start.settings import effective as effective
     from .start.settings import load as load
@@ -77,9 +80,13 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
 else:
 
     def __getattr__(name):
-        """The name of a module below, at its first use (PEP 562)."""
+        """Import a name at its first use (PEP 562)."""
         for module, names in _NAMES.items():
             if name in names.split():
                 globals()[name] = found = getattr(import_module(f"{__name__}.{module}"), name)
                 return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        """For completion at a prompt."""
+        return sorted([*globals(), *" ".join(_NAMES.values()).split()])

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from . import clocks
 from .errors import ConfigError
+from .process_group import handle, leave
 from .start.launcher import detect
 
 log = logging.getLogger("ddp")
@@ -187,30 +188,29 @@ def _spoil_next_output() -> None:
     """As a bad sample would: the loss, and after DDP's averaging the gradients of all ranks, become NaN."""
 
     def spoil(_module: object, _inputs: object, output: Any) -> Any:
-        handle.remove()
+        hook.remove()
         return output * float("nan")
 
-    handle = torch.nn.modules.module.register_module_forward_hook(spoil)
+    hook = torch.nn.modules.module.register_module_forward_hook(spoil)
 
 
 def _change_next_all_reduce(kind: str) -> None:
     """Only those made from Python; DDP's own are not seen here."""
-    original: Any = dist.ProcessGroup.allreduce
 
-    def changed(group: Any, tensors: Any, *arguments: Any, **options: Any) -> Any:
-        if group is not dist.group.WORLD:
-            return original(group, tensors, *arguments, **options)
-        dist.ProcessGroup.allreduce = original  # type: ignore[method-assign]
+    def changed(name: str, group: Any, make: Callable[..., Any], tensors: Any, *arguments: Any, **options: Any) -> Any:
+        if name != "allreduce" or group is not dist.group.WORLD:
+            return make(tensors, *arguments, **options)
+        leave(changed)
         given = tensors[0] if isinstance(tensors, list) else tensors
         instead: dict[str, Callable[[], Any]] = {
             "skip": lambda: _Done(),
-            "shape": lambda: original(group, [torch.cat([given.flatten()] * 2)], *arguments, **options),
-            "dtype": lambda: original(group, [given.view(torch.int32)], *arguments, **options),
+            "shape": lambda: make([torch.cat([given.flatten()] * 2)], *arguments, **options),
+            "dtype": lambda: make([given.view(torch.int32)], *arguments, **options),
             "order": partial(dist.broadcast, given, 0, async_op=True),
         }
         return instead[kind]()
 
-    dist.ProcessGroup.allreduce = changed  # type: ignore[method-assign,assignment]
+    handle(changed)
 
 
 class _Done:

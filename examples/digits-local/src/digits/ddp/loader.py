@@ -26,7 +26,7 @@ from .loading.samples import compare_samples
 from .loading.shards import END, GlobalOrder, LocatedStream, lengths_of
 from .loading.streams import compare_streams
 from .loading.workers import fitting_workers, keep_protection, protect_worker, worker_context
-from .start.groups import Dist
+from .start.groups import Job
 from .trace.heartbeat import phase
 
 log = logging.getLogger("ddp")
@@ -48,7 +48,7 @@ class LoaderSettings(BaseModel, extra="forbid"):
 
 def make_loader(
     dataset: Dataset[T],
-    joined: Dist,
+    job: Job,
     settings: LoaderSettings,
     *,
     batch_size: int,
@@ -80,33 +80,33 @@ def make_loader(
         DataFailed: the worker that read samples to compare them hung or died.
     """
     what, least = "training" if train else "evaluation", batch_size if full else 1
-    _compare_lengths(dataset, joined, what, settings.uneven, sharded, least)
-    workers = fitting_workers(settings.workers, joined, settings.prefetch, settings.batch_mb)
+    _compare_lengths(dataset, job, what, settings.uneven, sharded, least)
+    workers = fitting_workers(settings.workers, job, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
     located: Located[T] | LocatedStream[T]
     if train:
-        warn_of_generators(dataset, joined, workers)
+        warn_of_generators(dataset, job, workers)
     if workers and settings.start_method == "fork":
-        warn_of_shared_files(dataset, joined)
+        warn_of_shared_files(dataset, job)
     if isinstance(dataset, IterableDataset):
         order = None
-        located = LocatedStream(dataset, joined, workers, seed, batch_size, uneven, sharded)
-        located.compared = sharded or not compare or joined.world_size == 1
+        located = LocatedStream(dataset, job, workers, seed, batch_size, uneven, sharded)
+        located.compared = sharded or not compare or job.world_size == 1
         located.given.compared = not (sharded and compare and train)
     else:
         if compare:
-            compare_samples(dataset, joined, what, workers, settings.start_method)
+            compare_samples(dataset, job, what, workers, settings.start_method)
         lengths = lengths_of(dataset)
         order = GlobalOrder(
             len(cast(Any, dataset)),
-            joined,
+            job,
             seed=seed,
             shuffle=train,
             uneven=uneven,
             lengths=lengths,
             batch=batch_size,
         )
-        located = Located(dataset, joined, workers)
+        located = Located(dataset, job, workers)
     return DataLoader(
         located,
         batch_size=batch_size,
@@ -114,17 +114,17 @@ def make_loader(
         num_workers=workers,
         drop_last=full or (sharded and uneven == "drop"),  # else only some ranks might have a smaller last batch
         collate_fn=Collation(collate_fn or getattr(dataset, "collate", None), located.reading),
-        timeout=patience(joined) if workers else 0,  # PyTorch refuses a timeout without workers
+        timeout=patience(job) if workers else 0,  # PyTorch refuses a timeout without workers
         multiprocessing_context=worker_context(settings.start_method) if workers else None,
         prefetch_factor=settings.prefetch if workers else None,
         worker_init_fn=partial(protect_worker, os.getpid()) if workers else None,
-        pin_memory=joined.device.type == "cuda",
+        pin_memory=job.device.type == "cuda",
         # The loader draws its workers' seeds from here: from the default generator it would disturb a resumed run.
-        generator=torch.Generator().manual_seed(seed + joined.rank),
+        generator=torch.Generator().manual_seed(seed + job.rank),
     )
 
 
-def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str, sharded: bool, least: int) -> None:
+def _compare_lengths(dataset: Dataset[Any], job: Job, what: str, uneven: str, sharded: bool, least: int) -> None:
     stream = isinstance(dataset, IterableDataset)
     try:
         length = len(cast(Any, dataset))
@@ -133,9 +133,9 @@ def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str
             raise
         length = None  # found out while reading: see lockstep.py
     if stream and sharded:
-        lengths = gather(joined, length)
+        lengths = gather(job, length)
         if 0 in lengths:
-            problem = f"the stream of {what} samples is empty on {joined.who(lengths.index(0))}"
+            problem = f"the stream of {what} samples is empty on {job.who(lengths.index(0))}"
             raise ConfigError(problem, "give every rank files or samples, or use fewer ranks", "uneven_inputs")
         if len(set(lengths)) > 1:
             log.info("the ranks have different numbers of %s samples, loader.uneven is %s", what, uneven)
@@ -143,13 +143,13 @@ def _compare_lengths(dataset: Dataset[Any], joined: Dist, what: str, uneven: str
     remedy = "make every rank see the same files: a rank-dependent filter or a half-synced disk is the usual cause"
     if stream:
         remedy = "make it the same stream on every rank, or pass sharded=True if each rank reads its own part"
-    same(joined, f"the number of {what} samples", length, remedy)
-    if length is not None and length < least * joined.world_size:
-        problem = f"{length} {what} samples for {joined.world_size} ranks: not even {least} for each"
+    same(job, f"the number of {what} samples", length, remedy)
+    if length is not None and length < least * job.world_size:
+        problem = f"{length} {what} samples for {job.world_size} ranks: not even {least} for each"
         raise ConfigError(problem, "use fewer ranks, smaller batches or more data")
 
 
-def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0, begun: int = 0) -> Iterator[T]:
+def batches(loader: DataLoader[T], job: Job, epoch: int = 0, start: int = 0, begun: int = 0) -> Iterator[T]:
     """The batches of one epoch from global sample `start` on, each waited for in the phase `data`.
 
     Of a stream, nobody knows how many there will be, so training reads one batch ahead and asks the other ranks
@@ -162,18 +162,18 @@ def batches(loader: DataLoader[T], joined: Dist, epoch: int = 0, start: int = 0,
     """
     located = loader.dataset
     if not isinstance(located, LocatedStream) or located.uneven == "keep":
-        yield from _own(loader, joined, epoch, start, begun)
+        yield from _own(loader, job, epoch, start, begun)
         return
     # A sharded stream begins from its beginning, and may well differ in length between ranks.
-    begin_at, skipped = (0, start // (located.batch * joined.world_size)) if located.sharded else (start, 0)
+    begin_at, skipped = (0, start // (located.batch * job.world_size)) if located.sharded else (start, 0)
     remark = "" if located.sharded else "the ranks do not read the same stream: samples are missed or read twice"
-    common = in_step(joined, _own(loader, joined, epoch, begin_at), located.uneven, begin_at == 0, remark)
+    common = in_step(job, _own(loader, job, epoch, begin_at), located.uneven, begin_at == 0, remark)
     if not located.given.compared:
-        common = watched(common, located.given, located.reading.name, joined, located.batch)
+        common = watched(common, located.given, located.reading.name, job, located.batch)
     yield from (batch for batch, _ in islice(common, skipped, None))
 
 
-def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int = 0) -> Iterator[T]:
+def _own(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int = 0) -> Iterator[T]:
     """This rank's batches, however many the others have."""
     located = cast("Located[T] | LocatedStream[T]", loader.dataset)
     order = located if isinstance(located, LocatedStream) else cast(GlobalOrder, loader.sampler)
@@ -181,37 +181,37 @@ def _own(loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int
         order.begun = begun or order.begun
     order.set_epoch(epoch, start)
     if loader.generator is not None:
-        loader.generator.manual_seed(order.seed + epoch * joined.world_size + joined.rank)
-    keep_protection(loader, joined.rank)
+        loader.generator.manual_seed(order.seed + epoch * job.world_size + job.rank)
+    keep_protection(loader, job.rank)
     with phase("data"):
-        iterator = begin(loader, joined, located.reading)
+        iterator = begin(loader, job, located.reading)
     while True:
         with phase("data"):
             try:
-                batch = next_batch(iterator, joined, located.reading, start if order is located else 0)
+                batch = next_batch(iterator, job, located.reading, start if order is located else 0)
             except StopIteration:
                 batch = END
         if isinstance(located, LocatedStream) and not located.compared:
             located.compared = True
-            compare_streams(located.beginning, located.reading.name, joined)
+            compare_streams(located.beginning, located.reading.name, job)
         if batch is END:
             return
         yield batch
 
 
 def endless(
-    loader: DataLoader[T], joined: Dist, epoch: int, start: int, begun: int = 0
+    loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int = 0
 ) -> Iterator[tuple[dict[str, int], T]]:
     """Batches of epoch after epoch, each with its position for the checkpoint.
 
     That is: `epoch`; `used`, how many samples of it all ranks have read; and `begun`, the size of the global batch with
     which it began, on which the order of samples by length depends. Another one counts from the next epoch on.
     """
-    size = cast(int, loader.batch_size) * joined.world_size
+    size = cast(int, loader.batch_size) * job.world_size
     begun = begun or size
     while True:
         used = start
-        for batch in batches(loader, joined, epoch, start, begun):
+        for batch in batches(loader, job, epoch, start, begun):
             used += size
             yield {"epoch": epoch, "used": used, "begun": begun}, batch
         epoch, start, begun = epoch + 1, 0, size

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
+from .ranks import rank_on
+
 Entry = tuple[int, str, str]  # number from 1 on, "all_reduce float32[3]", "utils.py:12 < train.py:88"
 
 
@@ -44,6 +46,11 @@ class RankState:
     pid: int = 0
     news: int = 0  # the number of the last question that this state answers
     ended: Mapping[int, str] = field(default_factory=dict)  # ranks of this host whose process is gone -> how it ended
+
+    @property
+    def who(self) -> str:
+        """'rank 3 (n2)', for messages."""
+        return rank_on(self.rank, self.host)
 
     def to_json(self) -> str:
         """With the published names, and without what is empty of the fields that not every reader gets."""

@@ -17,11 +17,12 @@ from .agree import from_rank0, gather
 from .errors import DataFailed, Diverged
 from .loading.collation import put_together
 from .loading.shards import lengths_of
+from .polling import poll
 from .rng import random_state, restore_random_state
 from .same.buffers import note_changed
 from .same.layout import compare_modes
 from .same.unused import refuse_changed, refuse_unused, without_gradient
-from .start.groups import Dist
+from .start.groups import Job
 from .start.stop import shielded
 from .trace.heartbeat import phase, progress
 
@@ -56,7 +57,7 @@ def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
     return batch
 
 
-def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Callable[[], object]) -> None:
+def rehearse(job: Job, models: Sequence[DistributedDataParallel], step: Callable[[], object]) -> None:
     """Run `step` (forward and backward of all `models`) twice, compare the ranks, and leave no trace of it.
 
     The first time each rank is alone, off the collective clock: this is where torch.compile compiles and cuDNN chooses,
@@ -69,9 +70,9 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
         ConfigError: on all ranks, naming parameters without a gradient or unknown to DDP, or modes that differ.
         Diverged: on all ranks, naming the parameter and the ranks whose gradients differ.
     """
-    device = joined.device
+    device = job.device
     for model in models:
-        refuse_changed(joined, model)
+        refuse_changed(job, model)
     random, buffers = random_state(device), [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -85,10 +86,10 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     first = time.monotonic() - began
     without = [without_gradient(model) for model in models]
     _zero(models)
-    _wait_for_all(joined)
+    _wait_for_all(job)
     for model, found in zip(models, without, strict=True):
-        compare_modes(joined, model.module)  # they may have changed since the wrapper was made
-        refuse_unused(joined, type(model.module).__name__, found)
+        compare_modes(job, model.module)  # they may have changed since the wrapper was made
+        refuse_unused(job, type(model.module).__name__, found)
 
     began = time.monotonic()
     for model in models:
@@ -97,15 +98,15 @@ def rehearse(joined: Dist, models: Sequence[DistributedDataParallel], step: Call
     norms = _norms(models)
     second = time.monotonic() - began
     for model in models:
-        note_changed(joined, model.module)
+        note_changed(job, model.module)
     _zero(models)
     restore_random_state(random, device)
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
-    _compare_gradients(joined, norms)
-    _tell(joined, gather(joined, (first, second, peak)))
+    _compare_gradients(job, norms)
+    _tell(job, gather(job, (first, second, peak)))
 
 
 def _norms(models: Sequence[DistributedDataParallel]) -> dict[str, float]:
@@ -120,16 +121,16 @@ def _norms(models: Sequence[DistributedDataParallel]) -> dict[str, float]:
     return {"": torch.linalg.vector_norm(norms).item(), **dict(zip(found, norms.tolist(), strict=True))}
 
 
-def _compare_gradients(joined: Dist, norms: dict[str, float]) -> None:
+def _compare_gradients(job: Job, norms: dict[str, float]) -> None:
     """They must be equal after the reduction. Names are exchanged only if they are not."""
-    totals = gather(joined, norms[""])
+    totals = gather(job, norms[""])
     odd = _odd(totals)
     if not odd:
         return
-    everywhere = gather(joined, norms)
+    everywhere = gather(job, norms)
     apart = [name for name in norms if name and _odd([theirs.get(name, 0.0) for theirs in everywhere])]
-    name = from_rank0(joined, apart[0] if apart else "")
-    each = ", ".join(f"{joined.who(rank)}: {theirs.get(name, 0.0):.6g}" for rank, theirs in enumerate(everywhere[:8]))
+    name = from_rank0(job, apart[0] if apart else "")
+    each = ", ".join(f"{job.who(rank)}: {theirs.get(name, 0.0):.6g}" for rank, theirs in enumerate(everywhere[:8]))
     raise Diverged(
         f"after the reduction gradients must be equal, but their norms are not (the first that differs is "
         f"{name or 'that of all'}: {each}; {len(apart)} of {len(norms) - 1} differ): compute the loss with the DDP "
@@ -146,33 +147,35 @@ def _odd(norms: list[float]) -> list[int]:
     return [rank for rank, norm in enumerate(norms) if abs(norm - usual) > 1e-3 * abs(usual)]
 
 
-def _tell(joined: Dist, found: list[tuple[float, float, float]]) -> None:
+def _tell(job: Job, found: list[tuple[float, float, float]]) -> None:
     slowest = max(range(len(found)), key=lambda rank: found[rank][0])
-    memory = f", at most {max(row[2] for row in found):.2f} GiB of GPU memory" if joined.device.type == "cuda" else ""
+    memory = f", at most {max(row[2] for row in found):.2f} GiB of GPU memory" if job.device.type == "cuda" else ""
     log.info(
         "rehearsal: a step of the largest batch took %.2f s the first time (%s), then %.2f s%s",
         found[slowest][0],
-        joined.who(slowest),
+        job.who(slowest),
         max(row[1] for row in found),
         memory,
     )
 
 
-def _wait_for_all(joined: Dist) -> None:
+def _wait_for_all(job: Job) -> None:
     """On the store, so that one rank may compile for longer than a collective may take."""
-    store, pause, spoke = joined.store, 0.01, time.monotonic()
+    store, size, spoke = job.store, job.world_size, time.monotonic()
     ready = store.add("rehearsal", 1)
+
+    def all_ready() -> bool:
+        nonlocal ready, spoke
+        before, ready = ready, store.add("rehearsal", 0)
+        if ready != before:
+            progress(f"{ready} of {size} ranks are ready")
+        if time.monotonic() - spoke > 10:
+            spoke = time.monotonic()
+            log.info("waiting for %d ranks in phase compile", size - ready)
+        return ready >= size
+
     with phase("wait:compile"):
-        while ready < joined.world_size:
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1.0)
-            now_ready = store.add("rehearsal", 0)
-            if now_ready != ready:
-                progress(f"{now_ready} of {joined.world_size} ranks are ready")
-            if time.monotonic() - spoke > 10:
-                spoke = time.monotonic()
-                log.info("waiting for %d ranks in phase compile", joined.world_size - now_ready)
-            ready = now_ready
+        poll(all_ready, pause_s=0.01, longest_s=1.0)
 
 
 def _zero(models: Sequence[nn.Module]) -> None:

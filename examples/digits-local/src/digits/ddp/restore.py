@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .agree import gather
 from .errors import ConfigError
-from .start.groups import Dist
+from .start.groups import Job
 
 log = logging.getLogger("ddp")
 SORT = "a set has no order: collect parameters in a list or a dict, in the order of named_parameters()"
@@ -67,17 +67,17 @@ def parameter_orders(objects: Mapping[str, Stateful]) -> Orders:
     return {name: [names.get(id(each), "") for each in _held(item)] for name, item in optimizers.items()}
 
 
-def compare_orders(joined: Dist, objects: Mapping[str, Stateful]) -> None:
+def compare_orders(job: Job, objects: Mapping[str, Stateful]) -> None:
     """Before the first step: an order that differs between ranks is one that nobody has chosen.
 
     Raises:
         ConfigError: on all ranks, with the first parameter that differs.
     """
-    everywhere = gather(joined, parameter_orders(objects))
+    everywhere = gather(job, parameter_orders(objects))
     for rank, theirs in enumerate(everywhere):
         for name in everywhere[0].keys() & theirs.keys():
             if found := _another_order(everywhere[0][name], theirs[name]):
-                problem = f"the {name} holds its parameters in another order on {joined.who(rank)} than on rank 0"
+                problem = f"the {name} holds its parameters in another order on {job.who(rank)} than on rank 0"
                 raise ConfigError(f"{problem}: {found}", SORT, "ranks_differ")
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from . import faults
 from .agree import Agreement
+from .checkpoint import CheckpointSettings
 from .clocks import Clocks
 from .errors import (
     CONFIG,
@@ -35,6 +37,7 @@ from .errors import (
     StopRequested,
 )
 from .kinds import Verdict
+from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
 from .report import outcome, report
 from .rng import make_deterministic
@@ -43,17 +46,17 @@ from .same.sources import compare_sources
 from .start import kinship, owner
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
-from .start.groups import Dist, meet, setup_distributed, shutdown
+from .start.groups import Job, meet, setup_distributed, shutdown
 from .start.launcher import Place, attempt, detect
 from .start.logs import Rows, describe, log_to_console, log_to_file, say_last
 from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
-from .start.stop import PreemptSettings, StopFlags, kind_of
+from .start.stop import PreemptSettings, StopFlags, kind_of_stop
 from .trace import marks
 from .trace.collectives import keep_ledger
 from .trace.drift import Drift
-from .trace.heartbeat import beat, lose, phase
+from .trace.heartbeat import beat, end_with, lose, phase
 from .trace.replicas import keep_models, keep_optimizers
 from .watch.blame import peer_lost, verdict_of
 from .watch.leave import write_heartbeat
@@ -64,15 +67,45 @@ from .watch.verdict import explain
 log = logging.getLogger("ddp")
 
 
+class SessionSettings(BaseSettings):
+    """The sections that `ddp/` reads itself. A project's own settings inherit from it, and add theirs."""
+
+    model_config = SettingsConfigDict(env_prefix="DDP_", env_nested_delimiter="__", extra="forbid")
+
+    run: RunSettings = RunSettings()
+    loader: LoaderSettings = LoaderSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    log: LogSettings = LogSettings()
+    clocks: Clocks = Clocks()
+    preempt: PreemptSettings = PreemptSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` passes in: it reads file, variables and command line itself, to know who set each value."""
+        return (init_settings,)
+
+
 @dataclass(frozen=True)
 class Session:
     """What a training loop needs of the plumbing."""
 
-    dist: Dist
+    job: Job
     dir: Path
     flags: StopFlags
     agreement: Agreement
     metrics: MetricLog
+
+    @property
+    def dist(self) -> Job:
+        """The name that `job` had before release 0.5."""
+        return self.job
 
 
 @contextmanager
@@ -92,13 +125,13 @@ def session(
         flags = StopFlags(preempt)
         flags.install()
         _refuse_address(place)
-        joined = rendezvous(place, clocks, rows, flags, arrive(place, run.device))
-        directory = _run_directory(joined, run, flags, logs.heartbeat_s)
+        job = rendezvous(place, clocks, rows, flags, arrive(place, run.device))
+        directory = _run_directory(job, run, flags, logs.heartbeat_s)
         flags.stop_file = directory / "stop"
         log_to_file(directory, place)
         if place.rank == 0:
-            describe(directory, joined, rows)
-        monitor = Monitor(joined, directory, logs.heartbeat_s)
+            describe(directory, job, rows)
+        monitor = Monitor(job, directory, logs.heartbeat_s)
         monitor.start()
     except (Exception, StopRequested) as error:
         _give_up_early(error, run, place)
@@ -107,43 +140,46 @@ def session(
         if run.deterministic:
             make_deterministic()
         with phase("init"):
-            joined = setup_distributed(joined, run.device)
-        kept = directory / "heartbeats" / f"collective{joined.rank}.json" if joined.backend == "gloo" else None
-        keep_ledger(kept, joined.control)
-        if joined.device.type == "cuda":
+            job = setup_distributed(job, run.device)
+        kept = directory / "heartbeats" / f"collective{job.rank}.json" if job.backend == "gloo" else None
+        keep_ledger(kept, job.control)
+        if job.device.type == "cuda":
             marks.begin()
-        compare_sources(joined)
-        keep_models(partial(check_network, joined))
+        compare_sources(job)
+        keep_models(partial(check_network, job))
         keep_optimizers()
-        log.info("world size %d on %s, %s", joined.world_size, ", ".join(dict.fromkeys(joined.hosts)), joined.backend)
-        drift = Drift(joined) if run.compare_replicas and joined.world_size > 1 else None
-        agreement = Agreement(joined, flags, preempt.poll_s, drift)
-        metrics = MetricLog(joined, directory, logs)
-        yield Session(joined, directory, flags, agreement, metrics)
+        log.info("world size %d on %s, %s", job.world_size, ", ".join(dict.fromkeys(job.hosts)), job.backend)
+        drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
+        agreement = Agreement(job, flags, preempt.poll_s, drift)
+        metrics = MetricLog(job, directory, logs)
+        yield Session(job, directory, flags, agreement, metrics)
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
     except StopRequested as stop:
-        verdict = Verdict(STOPPED, kind_of(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step)
+        end_with(stop)
+        verdict = Verdict(
+            STOPPED, kind_of_stop(str(stop)), f"stopped on request: {stop}", phase=beat.phase, step=beat.step
+        )
     except BaseException as error:
-        _fail(monitor, joined, directory, error)
+        _fail(monitor, job, directory, error)
     try:
         with phase("shutdown"):
             metrics.close()
             if dist.is_initialized():
-                meet(joined)  # still watched: a rank that dies here is named, too
+                meet(job)  # still watched: a rank that dies here is named, too
     except BaseException as error:
-        _fail(monitor, joined, directory, error)
+        _fail(monitor, job, directory, error)
     monitor.stop()
-    write_heartbeat(joined, directory)
-    _leave(joined, directory, verdict)
+    write_heartbeat(job, directory)
+    _leave(job, directory, verdict)
 
 
-def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
+def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
     """The orderly way out, after all ranks have met."""
-    shutdown(joined)
-    if joined.rank == 0:
-        outcome.write(directory, verdict, joined.place.attempt)
+    shutdown(job)
+    if job.rank == 0:
+        outcome.write(directory, verdict, job.place.attempt)
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
         owner.release(directory)
@@ -158,22 +194,23 @@ def _leave(joined: Dist, directory: Path, verdict: Verdict) -> None:
         sys.exit(verdict.exit_code)
 
 
-def _fail(monitor: Monitor, joined: Dist, directory: Path, error: BaseException) -> NoReturn:
+def _fail(monitor: Monitor, job: Job, directory: Path, error: BaseException) -> NoReturn:
     """An exception left the training loop of this rank: find out who began, say so, and exit everywhere."""
+    end_with(error)
     lost = isinstance(error, RunFailed) or peer_lost(error)
     if lost:
         lose(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
-    if told := outcome.told(directory, joined.place.attempt):  # by a process that this rank has started
-        monitor.fail(told)
-    mine = verdict_of(error, joined)
+    if found := outcome.found_by_child(directory, job.place.attempt):  # by a process that this rank has started
+        monitor.fail(found)
+    mine = verdict_of(error, job)
     if isinstance(error, Diverged) and error.ranks is None and error.kind == "divergent_control_flow":
         monitor.fail(monitor.diagnose(explain))
     if lost:
         monitor.wait_for_verdict()
         found = monitor.diagnose()
         if found.kind != "unknown":
-            own = joined.rank in (found.first_ranks or [])
+            own = job.rank in (found.first_ranks or [])
             monitor.fail(replace(found, stacks=mine.stacks) if own else found)
     monitor.fail(mine)
 
@@ -201,7 +238,7 @@ def _refuse_address(place: Place) -> None:
         return
     _, found = check_master(place, interfaces(), alone=False)
     for finding in found:
-        raise ConfigError(f"rank {place.rank} ({place.host}): {finding.what}", finding.remedy, finding.kind)
+        raise ConfigError(f"{place.who}: {finding.what}", finding.remedy, finding.kind)
 
 
 def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) -> NoReturn:
@@ -209,7 +246,7 @@ def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) 
     code = STALLED
     kind: KindName = "rendezvous_failed"
     if isinstance(error, StopRequested):
-        code, kind = STOPPED, kind_of(str(error))
+        code, kind = STOPPED, kind_of_stop(str(error))
     elif not isinstance(error, (ConfigError, OSError, RuntimeError, RunFailed, ValueError)):
         code, kind = FAILED, "rank_exception"
     elif isinstance(error, (ConfigError, OSError, ValueError)):
@@ -227,26 +264,26 @@ def _give_up_early(error: BaseException, run: RunSettings, place: Place | None) 
     os._exit(code)
 
 
-def _run_directory(joined: Dist, run: RunSettings, flags: StopFlags, heartbeat_s: float) -> Path:
+def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: float) -> Path:
     """Rank 0 names, makes and takes it; the others learn the name from the store, since clocks differ."""
-    if joined.rank == 0:
+    if job.rank == 0:
         try:
             name = run.id or owner.new_directory(run.dir, time.strftime("%Y%m%d-%H%M%S"))
-            holder = owner.claim(run.dir / name, os.getpid(), joined.place.attempt, 3 * heartbeat_s)
-            outcome.begin(run.dir / name, joined.place.attempt, joined.world_size)
+            holder = owner.claim(run.dir / name, os.getpid(), job.place.attempt, 3 * heartbeat_s)
+            outcome.begin(run.dir / name, job.place.attempt, job.world_size)
         except RunTaken as error:
-            tell_all(joined.store, error)
+            tell_all(job.store, error)
         except OSError as error:
             remedy = "set run.dir to a directory that rank 0 can write to"
-            tell_all(joined.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
-        joined.store.set("holder", holder.token)
-        joined.store.set("run_id", name)
-    Waiting(joined.store, joined.place, joined.clocks, flags).until(["run_id"])
-    os.environ[owner.CLAIM] = joined.store.get("holder").decode()  # of whatever this rank may start as well
-    directory = run.dir / joined.store.get("run_id").decode()
+            tell_all(job.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
+        job.store.set("holder", holder.token)
+        job.store.set("run_id", name)
+    Waiting(job.store, job.place, job.clocks, flags).until(["run_id"])
+    os.environ[owner.CLAIM] = job.store.get("holder").decode()  # of whatever this rank may start as well
+    directory = run.dir / job.store.get("run_id").decode()
     if not (directory / "logs").is_dir():
         raise ConfigError(
-            f"{joined.who(joined.rank)} does not see {directory.resolve()}, which rank 0 has made",
+            f"{job.who(job.rank)} does not see {directory.resolve()}, which rank 0 has made",
             "set run.dir to a file system that all nodes share",
         )
     return directory

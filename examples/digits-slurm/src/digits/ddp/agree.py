@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import ConfigError, Diverged, StopRequested
-from .start.groups import Dist
+from .start.groups import Job
 from .start.stop import StopFlags
 from .trace.collectives import ledger
 from .trace.drift import Digest, Drift
@@ -29,8 +29,8 @@ class Agreement:
     them.
     """
 
-    def __init__(self, joined: Dist, flags: StopFlags, every_s: float = 1.0, drift: Drift | None = None) -> None:
-        self.joined, self._flags, self._every_s = joined, flags, every_s
+    def __init__(self, job: Job, flags: StopFlags, every_s: float = 1.0, drift: Drift | None = None) -> None:
+        self.job, self._flags, self._every_s = job, flags, every_s
         self._drift = drift
         self._pending: tuple[dist.Work, torch.Tensor, Digest | None] | None = None
         self._polls = 0  # since the pending all_reduce began
@@ -81,7 +81,7 @@ class Agreement:
         elif self._drift is not None and digest is not None:
             self._drift.equal_at = digest.step
         if stop:
-            raise StopRequested(self.joined.store.get("stop").decode())
+            raise StopRequested(self.job.store.get("stop").decode())
         # At most 32: should steps become slow all at once, a stop must not wait for hundreds of them.
         if self._stale:
             self._stale -= 1
@@ -91,54 +91,54 @@ class Agreement:
     def _start(self, step: int, last: bool = False) -> None:
         reason = self._flags.reason()
         if reason:
-            self.joined.store.set("stop", f"{reason} on {self.joined.who(self.joined.rank)}")
+            self.job.store.set("stop", f"{reason} on {self.job.who(self.job.rank)}")
         now = time.monotonic()
         poll_us = int(1e6 * (now - self._began) / max(1, self._polls))  # conclude() may come right after a poll
         digest = self._drift.digest(step, now=last) if self._drift else None
         # MAX of a number and of its negative: equal on all ranks if the one is minus the other.
         compared = [step, collectives_issued(), ledger.digest, *(digest.votes() if digest else (0, 0, 0))]
         votes = torch.tensor([int(bool(reason)), poll_us, *(each for value in compared for each in (value, -value))])
-        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.joined.control, async_op=True)
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.job.control, async_op=True)
         assert work is not None  # None is for ranks outside the group
         self._pending, self._polls, self._began = (work, votes, digest), 0, now
 
 
-def total(joined: Dist, values: torch.Tensor) -> torch.Tensor:
+def total(job: Job, values: torch.Tensor) -> torch.Tensor:
     """The sum of `values` over all ranks, on the training group. Every rank must call it, with equal shapes.
 
     The ranks meet on the control group first, whose clock is longer: some come late, after an evaluation, say.
     """
-    summed = values.detach().clone().to(joined.device)
+    summed = values.detach().clone().to(job.device)
     with phase("agree"):
-        dist.barrier(group=joined.control)
+        dist.barrier(group=job.control)
         dist.all_reduce(summed)
         return summed.cpu()
 
 
-def gather(joined: Dist, value: T) -> list[T]:
+def gather(job: Job, value: T) -> list[T]:
     """`value` of every rank, in rank order, over the control group. For small plain data."""
-    found: list[T] = [value] * joined.world_size
+    found: list[T] = [value] * job.world_size
     with phase("agree"):
-        dist.all_gather_object(found, value, group=joined.control)
+        dist.all_gather_object(found, value, group=job.control)
     return found
 
 
-def from_rank0(joined: Dist, value: T) -> T:
+def from_rank0(job: Job, value: T) -> T:
     """Rank 0's `value` on every rank, over the control group. For small plain data; the others' argument is ignored."""
     box = [value]
     with phase("agree"):
-        dist.broadcast_object_list(box, src=0, group=joined.control)
+        dist.broadcast_object_list(box, src=0, group=job.control)
     return box[0]
 
 
-def same(joined: Dist, what: str, value: object, remedy: str) -> None:
+def same(job: Job, what: str, value: object, remedy: str) -> None:
     """Check before the first step that all ranks have the same `value` (compared as JSON).
 
     Raises:
         ConfigError: on every rank, with each rank's value and the remedy.
     """
-    values = gather(joined, json.dumps(value, sort_keys=True))
+    values = gather(job, json.dumps(value, sort_keys=True))
     if len(set(values)) > 1:
-        listing = ", ".join(f"{joined.who(rank)}: {text}" for rank, text in enumerate(values))
+        listing = ", ".join(f"{job.who(rank)}: {text}" for rank, text in enumerate(values))
         problem = f"{what} differs between ranks ({listing}): some would wait for others for ever"
         raise ConfigError(problem, remedy, "uneven_inputs")

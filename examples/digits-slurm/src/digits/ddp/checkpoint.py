@@ -12,7 +12,9 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from .guard import Progress, on_rank0
 from .restore import Stateful as Stateful
 from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
-from .start.groups import Dist
+from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 from .trace.heartbeat import phase
 
@@ -43,9 +45,39 @@ class CheckpointSettings(BaseModel, extra="forbid"):
 Objects = dict[str, Stateful]  # name in the checkpoint -> what it holds
 
 
-def save(
-    joined: Dist, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False
-) -> bool:
+@dataclass
+class Position:
+    """Where a run stands, in whole steps."""
+
+    step: int = 0  # optimiser steps that are done
+    epoch: int = 0
+    samples: int = 0  # of this epoch, that all ranks together have read
+    global_batch: int = 0  # samples that all ranks read at once when the epoch began: its order depends on that
+    evaluated: int = 0  # the steps at which these were last done
+    sampled: int = 0
+    saved: int = -1  # never
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int]) -> Position:
+        """From what a checkpoint holds; what it lacks begins at 0."""
+        position = cls()
+        position.move(counters)
+        return position
+
+    def move(self, counters: Mapping[str, int]) -> None:
+        """Take over what `counters` has: those of a checkpoint, or of a batch (see `ddp.loader.endless`)."""
+        for name, counter in _COUNTERS.items():
+            setattr(self, name, counters.get(counter, getattr(self, name)))
+
+    def counters(self) -> dict[str, int]:
+        """Under the names that they have in the files of all releases."""
+        return {counter: getattr(self, name) for name, counter in _COUNTERS.items()}
+
+
+_COUNTERS = {field.name: field.name for field in fields(Position)} | {"samples": "used", "global_batch": "begun"}
+
+
+def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False) -> bool:
     """Write `<run_dir>/checkpoints/step_<counters["step"]>` on rank 0. Every rank must call it at the same step.
 
     Returns: whether it was written. A full disk keeps the last good checkpoint, and training goes on with a warning.
@@ -57,10 +89,10 @@ def save(
     """
     refuse_parts(objects)
     with phase("checkpoint"):
-        rng = gather(joined, random_state(joined.device))
-        warn_of_own_states(joined, objects)
+        rng = gather(job, random_state(job.device))
+        warn_of_own_states(job, objects)
     payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
-    if joined.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
+    if job.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
         payload["orders"] = parameter_orders(objects)
 
@@ -68,7 +100,7 @@ def save(
         refused = refusal(objects, payload["objects"])
         return refused or _write(run_dir / "checkpoints", payload, keep, progress)
 
-    problem = from_rank0(joined, on_rank0(joined, "checkpoint", check_and_write))
+    problem = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
     if isinstance(problem, Refusal):
         raise problem.error()
     if problem:
@@ -78,7 +110,7 @@ def save(
     return not problem
 
 
-def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None:
+def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     """Fill `objects` from the newest complete checkpoint and return its counters, or None where there is none.
 
     Random states are restored per rank; a rank that the checkpoint does not know (another world size) keeps its own.
@@ -88,13 +120,13 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
         ConfigError: it is of another model or optimiser, it cannot be loaded, or these objects could not be saved.
     """
     refuse_parts(objects)
-    compare_orders(joined, objects)
+    compare_orders(job, objects)
 
     def find(progress: Progress) -> Refusal | str | None:
         refused = refusal({}, {name: item.state_dict() for name, item in objects.items()})  # now, not after an hour
         return refused or _newest_good(run_dir / "checkpoints", progress)
 
-    name = from_rank0(joined, on_rank0(joined, "find-checkpoint", find))
+    name = from_rank0(job, on_rank0(job, "find-checkpoint", find))
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
@@ -104,26 +136,26 @@ def load(joined: Dist, run_dir: Path, objects: Objects) -> dict[str, int] | None
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        who = joined.who(joined.rank)
+        who = job.who(job.rank)
         raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
     except pickle.UnpicklingError as error:  # of an older release, or another torch; the same on all ranks
         raise not_loadable(path, error) from error
     fill(objects, payload["objects"], path.parent, payload.get("orders"))
-    if joined.rank < len(payload["rng"]):
-        restore_random_state(payload["rng"][joined.rank], joined.device)
+    if job.rank < len(payload["rng"]):
+        restore_random_state(payload["rng"][job.rank], job.device)
     remember(objects, payload["counters"].get("step", 0))
     log.info("resumed from %s", path.parent)
     return dict(payload["counters"])
 
 
-def set_aside(joined: Dist, run_dir: Path, objects: Objects | None = None) -> None:
+def set_aside(job: Job, run_dir: Path, objects: Objects | None = None) -> None:
     """Before a run that starts from nothing: move an earlier one's checkpoints away, so that the two never mix.
 
     `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
     """
     remember(objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
-    on_rank0(joined, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
+    on_rank0(job, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
 
 
 def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:

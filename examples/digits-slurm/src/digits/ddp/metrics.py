@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
-from .start.groups import Dist
+from .start.groups import Job
 from .trace.heartbeat import beat, phase
 
 log = logging.getLogger("ddp")
@@ -114,13 +114,13 @@ class MetricLog:
     are fixed by the first call, so that all ranks always reduce the same thing.
     """
 
-    def __init__(self, joined: Dist, run_dir: Path, settings: LogSettings) -> None:
-        self._joined, self._path = joined, run_dir / "metrics.jsonl"
+    def __init__(self, job: Job, run_dir: Path, settings: LogSettings) -> None:
+        self._job, self._path = job, run_dir / "metrics.jsonl"
         self._names: list[str] = []
         self._pending: tuple[int, torch.Tensor, torch.cuda.Event | None] | None = None
         self._warned = False
         self.latest: dict[str, float] = {}
-        self._tracker = _Tracker(settings.tracker, run_dir) if joined.rank == 0 else None
+        self._tracker = _Tracker(settings.tracker, run_dir) if job.rank == 0 else None
 
     def scalars(self, step: int, values: dict[str, torch.Tensor]) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names."""
@@ -133,7 +133,7 @@ class MetricLog:
         stacked = torch.stack([values[name].detach().float() for name in names])
         with phase("agree"):
             dist.all_reduce(stacked)
-        stacked /= self._joined.world_size
+        stacked /= self._job.world_size
         event = None
         if stacked.is_cuda:
             host = torch.empty_like(stacked, device="cpu", pin_memory=True)
@@ -157,7 +157,7 @@ class MetricLog:
     def write(self, step: int, values: dict[str, float]) -> None:
         """Record host-side numbers that are equal on all ranks already (evaluation results)."""
         self.latest.update(values)
-        if self._joined.rank != 0:
+        if self._job.rank != 0:
             return
         log.info("step %d  %s", step, "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items())))
         # JSON has no NaN or infinity: null keeps the file readable by everything.

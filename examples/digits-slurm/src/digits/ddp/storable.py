@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .agree import gather
 from .errors import ConfigError, NonFinite
 from .restore import Stateful
-from .start.groups import Dist
+from .start.groups import Job
 from .trace.drift import checksum
 from .trace.replicas import models, optimizers
 
@@ -81,13 +81,13 @@ def remember(objects: Mapping[str, Stateful], step: int) -> None:
     _kept[:] = [(objects, step)]
 
 
-def compare_remembered(joined: Dist, step: int) -> None:
+def compare_remembered(job: Job, step: int) -> None:
     """`warn_of_own_states` once training has moved on, if no checkpoint came first. All ranks must call it."""
-    if joined.world_size > 1 and _kept and step > _kept[0][1]:
-        warn_of_own_states(joined, _kept[0][0])
+    if job.world_size > 1 and _kept and step > _kept[0][1]:
+        warn_of_own_states(job, _kept[0][0])
 
 
-def warn_of_own_states(joined: Dist, objects: Mapping[str, Stateful]) -> None:
+def warn_of_own_states(job: Job, objects: Mapping[str, Stateful]) -> None:
     """Say once which objects are not the same on all ranks: rank 0's are saved, and every rank goes on from them.
 
     An average that only rank 0 updates, say, or the position of a sampler of the user's own. Models in DDP and
@@ -97,19 +97,19 @@ def warn_of_own_states(joined: Dist, objects: Mapping[str, Stateful]) -> None:
     held = {id(model.module) for model in models()} | {id(optimizer) for optimizer in optimizers()}
     mine = {name: dict(_leaves(item.state_dict(), name)) for name, item in objects.items() if id(item) not in held}
     digests = {name: zlib.crc32(repr(leaves).encode()) for name, leaves in mine.items()}
-    everyone = gather(joined, digests)
+    everyone = gather(job, digests)
     for name in digests:
         if name in _told or len({theirs.get(name) for theirs in everyone}) == 1:
             continue
         _told.add(name)
-        leaves = gather(joined, mine[name])
+        leaves = gather(job, mine[name])
         first = next((key for key in leaves[0] if len({theirs.get(key) for theirs in leaves}) > 1), name)
-        each = [f"{theirs.get(first, 'absent')} on {joined.who(rank)}" for rank, theirs in enumerate(leaves[:4])]
+        each = [f"{theirs.get(first, 'absent')} on {job.who(rank)}" for rank, theirs in enumerate(leaves[:4])]
         log.warning(
             "%s is not the same on all ranks (%s: %s): a checkpoint holds rank 0's and all ranks go on from it, "
             "and an evaluation on several ranks mixes them; make it the same on all ranks",
             *(name, first, ", ".join(each)),
-            extra={"file_only": joined.rank != 0},
+            extra={"file_only": job.rank != 0},
         )
 
 

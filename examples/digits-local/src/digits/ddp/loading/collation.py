@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from ..errors import DataFailed
-from .fetch import kind_of
+from .fetch import loader_failure
 from .located import Reading
 
 Collate = Callable[[list[Any]], Any]
@@ -44,7 +44,7 @@ def put_together(collate: Collate, samples: list[Any], indices: Sequence[int], n
         raise
     except Exception as error:  # a user's function may raise anything
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        if kind_of(cause) != "rank_exception":  # of the machine: shared memory, descriptors
+        if loader_failure(cause) != "rank_exception":  # of the machine: shared memory, descriptors
             raise
         info = get_worker_info()
         worker = f" (worker {info.id})" if info else ""

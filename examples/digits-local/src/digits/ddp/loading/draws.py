@@ -12,7 +12,7 @@ import torch
 
 from ..agree import gather
 from ..same.rows import digest
-from ..start.groups import Dist
+from ..start.groups import Job
 from .held import held
 
 log = logging.getLogger("ddp")
@@ -23,20 +23,20 @@ REMEDY = (
 )
 
 
-def warn_of_generators(dataset: Any, joined: Dist, workers: int) -> None:
+def warn_of_generators(dataset: Any, job: Job, workers: int) -> None:
     """Say once if a generator that `dataset` holds will repeat its draws, by worker, by epoch or by rank.
 
     PyTorch seeds the global generators of torch, random and numpy in each worker (torch/utils/data/_utils/worker.py,
     2.6 to 2.13), from a number that is another one on each rank and in each epoch: see loader.py.
     """
     found = dict(generators(dataset, type(dataset).__name__))
-    states = gather(joined, {where: digest([state]) for where, (_, state) in found.items()})
-    if joined.rank:
+    states = gather(job, {where: digest([state]) for where, (_, state) in found.items()})
+    if job.rank:
         return
     for where, (kind, _) in found.items():
         if workers:
             why = "each worker, in each epoch, begins with a copy of it"
-        elif joined.world_size > 1 and all(row.get(where) == states[0][where] for row in states):
+        elif job.world_size > 1 and all(row.get(where) == states[0][where] for row in states):
             why = "it is the same on all ranks"
         else:
             continue

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..agree import Agreement, gather
 from ..errors import ConfigError
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..storable import compare_remembered
 from ..trace.heartbeat import phase
 
@@ -21,7 +21,7 @@ END: Any = object()
 
 
 def in_step(
-    joined: Dist, source: Iterator[T], uneven: str, whole: bool = True, remark: str = ""
+    job: Job, source: Iterator[T], uneven: str, whole: bool = True, remark: str = ""
 ) -> Iterator[tuple[T, bool]]:
     """The batches of this rank's `source`, and whether every rank still has one of its own.
 
@@ -38,13 +38,13 @@ def in_step(
         ConfigError: on every rank, when some rank has no batch at all.
     """
     batch: T = next(source, END)
-    everyone, anyone = ask(joined, batch is not END)()
+    everyone, anyone = ask(job, batch is not END)()
     if not everyone and uneven != "keep" and (whole or (anyone and uneven == "pad")):
-        _refuse(joined, batch is not END)
+        _refuse(job, batch is not END)
     first = batch if uneven == "pad" else END
     while everyone or (anyone and uneven == "pad"):
         ahead: T = next(source, END)
-        answer = ask(joined, ahead is not END)
+        answer = ask(job, ahead is not END)
         yield first if batch is END else batch, everyone
         batch, could = ahead, everyone
         everyone, anyone = answer()
@@ -60,10 +60,10 @@ def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int | 
 
     None, for an iterable data set: the ranks ask each other for how long all of them have another batch.
     """
-    compare_remembered(agreement.joined, step)
+    compare_remembered(agreement.job, step)
     agreement.change_pace()
     if rounds is None:
-        for batch, everyone in in_step(agreement.joined, iter(batches), "keep"):
+        for batch, everyone in in_step(agreement.job, iter(batches), "keep"):
             if everyone:
                 agreement.poll(step)
             yield batch
@@ -75,12 +75,12 @@ def polled(batches: Iterable[T], agreement: Agreement, step: int, rounds: int | 
     agreement.change_pace()
 
 
-def ask(joined: Dist, mine: bool) -> Callable[[], tuple[bool, bool]]:
+def ask(job: Job, mine: bool) -> Callable[[], tuple[bool, bool]]:
     """Ask all ranks a question, without waiting; the result waits for the answers: all say yes, any says yes."""
-    if joined.world_size == 1:
+    if job.world_size == 1:
         return lambda: (mine, mine)
     votes = torch.tensor([int(mine), -int(mine)])
-    work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=joined.control, async_op=True)
+    work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=job.control, async_op=True)
     assert work is not None  # None is for ranks outside the group
 
     def answer() -> tuple[bool, bool]:
@@ -92,9 +92,9 @@ def ask(joined: Dist, mine: bool) -> Callable[[], tuple[bool, bool]]:
     return answer
 
 
-def _refuse(joined: Dist, mine: bool) -> None:
-    found = gather(joined, mine) if joined.world_size > 1 else [mine]
-    empty = [joined.who(rank) for rank, some in enumerate(found) if not some]
+def _refuse(job: Job, mine: bool) -> None:
+    found = gather(job, mine) if job.world_size > 1 else [mine]
+    empty = [job.who(rank) for rank, some in enumerate(found) if not some]
     listing = ", ".join(empty[:8]) + (f" and {len(empty) - 8} others" if len(empty) > 8 else "")
     raise ConfigError(
         f"the data stream has no batch at all for {listing}: the other ranks would wait for ever",

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from ..errors import ConfigError
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..trace.heartbeat import progress
 from .located import Reading, alone
 from .overlap import Given
@@ -32,7 +32,7 @@ class GlobalOrder(Sampler[int]):
     def __init__(
         self,
         length: int,
-        joined: Dist,
+        job: Job,
         *,
         seed: int,
         shuffle: bool,
@@ -40,9 +40,9 @@ class GlobalOrder(Sampler[int]):
         lengths: Sequence[int] | None = None,
         batch: int = 1,
     ) -> None:
-        self.length, self.rank, self.world_size = length, joined.rank, joined.world_size
+        self.length, self.rank, self.world_size = length, job.rank, job.world_size
         self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
-        self.lengths, self.begun = lengths, batch * joined.world_size
+        self.lengths, self.begun = lengths, batch * job.world_size
         self.epoch, self.start = 0, 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -109,12 +109,12 @@ class LocatedStream(IterableDataset[T]):
     """
 
     def __init__(
-        self, inner: IterableDataset[T], joined: Dist, workers: int, seed: int, batch: int, uneven: str, sharded: bool
+        self, inner: IterableDataset[T], job: Job, workers: int, seed: int, batch: int, uneven: str, sharded: bool
     ) -> None:
-        self.inner, self.rank, self.world_size = inner, joined.rank, joined.world_size
+        self.inner, self.rank, self.world_size = inner, job.rank, job.world_size
         self.seed, self.batch, self.uneven, self.sharded = seed, batch, uneven, sharded
         self.start = 0
-        self.reading = Reading(type(inner).__name__, "sample", joined, workers)
+        self.reading = Reading(type(inner).__name__, "sample", job, workers)
         self.beginning, self.compared = Beginning(), False
         self.given = Given(workers)
 

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from ..agree import gather
 from ..errors import ConfigError
 from ..same.rows import NOTHING, Difference, digest
-from ..start.groups import Dist
+from ..start.groups import Job
 from .parts import Parts, parts_of
 
 MOST = 8  # samples
@@ -51,7 +51,7 @@ class Beginning:
         return found
 
 
-def compare_streams(beginning: Beginning, name: str, joined: Dist) -> None:
+def compare_streams(beginning: Beginning, name: str, job: Job) -> None:
     """Check that the streams of all ranks begin with the same samples. All ranks must call it, after a batch.
 
     The generators of the ranks differ by now, so random augmentation does as well. A part that is equal on all ranks
@@ -61,12 +61,12 @@ def compare_streams(beginning: Beginning, name: str, joined: Dist) -> None:
         ConfigError: on all ranks, naming the first sample that differs and what each rank has there.
     """
     mine = beginning.noted()
-    rows = gather(joined, [digest([*parts, *parts.values()]) for parts in mine])
+    rows = gather(job, [digest([*parts, *parts.values()]) for parts in mine])
     common = min(len(row) for row in rows)
     if all(row[:common] == rows[0][:common] for row in rows):
         return
-    if found := _first(gather(joined, mine[:common])):
-        problem = f"{name} is not the same stream on all ranks: {found.name}: {found.text(joined.hosts)}"
+    if found := _first(gather(job, mine[:common])):
+        problem = f"{name} is not the same stream on all ranks: {found.name}: {found.text(job.hosts)}"
         raise ConfigError(problem, REMEDY, "ranks_differ")
 
 

@@ -22,18 +22,18 @@ from typing import Any
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..rng import fingerprint, seed_generators
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..start.launcher import cpus_for_this_process
 from ..start.stop import leave_to_parent
-from .fetch import CAUSES, kind_of, no_more_files
+from .fetch import CAUSES, loader_failure, no_more_files
 
 log = logging.getLogger("ddp")
 SHM = Path("/dev/shm")
 
 
-def room(joined: Dist, prefetch: int, batch_mb: float) -> list[tuple[int, str]]:
+def room(job: Job, prefetch: int, batch_mb: float) -> list[tuple[int, str]]:
     """How many workers a rank may have, and why, by CPUs, open files and /dev/shm; the tightest first."""
-    cpus = cpus_for_this_process(joined.place)
+    cpus = cpus_for_this_process(job.place)
     found = [(max(1, cpus - 1), f"{cpus} CPUs for this task, one of them for the training process")]
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
@@ -42,18 +42,18 @@ def room(joined: Dist, prefetch: int, batch_mb: float) -> list[tuple[int, str]]:
         found.append((fitting, f"this task may open {hard} files (raise ulimit -Hn)"))
     if SHM.is_dir():
         # An assumption, not a measurement: batches of batch_mb, and a training and an evaluation loader at a time.
-        free, ranks = shutil.disk_usage(SHM).free / (1 << 20), joined.place.local_world_size
+        free, ranks = shutil.disk_usage(SHM).free / (1 << 20), job.place.local_world_size
         fitting = int(free / (2 * ranks * prefetch * batch_mb))
         how = f"{ranks} ranks, 2 loaders and {prefetch} batches of {batch_mb:g} MB a worker"
         found.append((fitting, f"{SHM} has {free:.0f} MB free for {how} (raise --shm-size, or lower loader.batch_mb)"))
     return sorted(found)
 
 
-def fitting_workers(wanted: int, joined: Dist, prefetch: int, batch_mb: float) -> int:
+def fitting_workers(wanted: int, job: Job, prefetch: int, batch_mb: float) -> int:
     """`wanted`, or as many as this task carries, with a line that says so; 0: the training process reads by itself."""
     if wanted == 0:
         return 0
-    fitting, why = room(joined, prefetch, batch_mb)[0]
+    fitting, why = room(job, prefetch, batch_mb)[0]
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if fitting < wanted:
@@ -123,12 +123,12 @@ def _cannot_send(error: BaseException, _batch: object) -> None:
     traceback.print_exception(error)
     info: Any = get_worker_info()
     # Without descriptors much else fails, and says something else: a temporary directory, an import, a traceback.
-    kind = "fd_exhausted" if no_more_files() else kind_of(str(error))
+    kind = "fd_exhausted" if no_more_files() else loader_failure(str(error))
     info.dataset.reading.cause[info.id] = list(CAUSES).index(kind)
     os._exit(1)
 
 
 def _cannot_hand_over(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if no_more_files() or kind_of(str(error)) in ("fd_exhausted", "shm_exhausted"):
+    if no_more_files() or loader_failure(str(error)) in ("fd_exhausted", "shm_exhausted"):
         _cannot_send(error, None)
     sys.__excepthook__(kind, error, trace)

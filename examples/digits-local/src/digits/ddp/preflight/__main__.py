@@ -29,7 +29,7 @@ from ..start.arrival import Arrival, crowded
 from ..start.board import values
 from ..start.elastic import tell_torchrun
 from ..start.findings import Finding, merged, text
-from ..start.groups import Dist, setup_distributed, shutdown
+from ..start.groups import Job, setup_distributed, shutdown
 from ..start.launcher import Place, attempt, detect
 from ..start.owner import held_by_another
 from ..start.rendezvous import rendezvous
@@ -73,16 +73,16 @@ def main() -> None:
         if any(finding.alone for finding in ending.found):
             ending.leave(CONFIG, "it cannot meet the others")
         deadline.stage = "waiting for the other ranks to start"
-        joined = rendezvous(place, clocks)
-        deadline.all_here(joined.hosts)
-        report = _check(joined, deadline, settings.run, row, ending.found)
+        job = rendezvous(place, clocks)
+        deadline.all_here(job.hosts)
+        report = _check(job, deadline, settings.run, row, ending.found)
         code = CONFIG if report and report.problems else 0
         if report:
             print(as_json(report, code) if "--json" in sys.argv else plain(report), flush=True)
             if code:
-                ending.write(code, text(report.problems[0], joined.hosts).partition(": ")[2])
+                ending.write(code, text(report.problems[0], job.hosts).partition(": ")[2])
         deadline.stage = "waiting for rank 0's verdict"
-        code = int(_from_rank0(joined, "code", str(code)))
+        code = int(_from_rank0(job, "code", str(code)))
     except ConfigError as error:
         ending.leave(CONFIG, str(error))
     except Exception as error:
@@ -91,7 +91,7 @@ def main() -> None:
         deadline.let_it_end()
         ending.leave(STALLED, str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}")
     deadline.stop()
-    shutdown(joined)
+    shutdown(job)
     sys.exit(code)
 
 
@@ -107,44 +107,44 @@ def ours(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _check(joined: Dist, deadline: Deadline, run: RunSettings, row: Row, found: list[Finding]) -> Report | None:
+def _check(job: Job, deadline: Deadline, run: RunSettings, row: Row, found: list[Finding]) -> Report | None:
     """Everything from the first meeting on. Returns the report on rank 0, None on the others."""
 
     def stage(name: str) -> None:
         deadline.stage = name
 
     stage("telling rank 0 what it found")
-    joined.store.set(f"preflight/row/{joined.rank}", json.dumps([row, [asdict(finding) for finding in found]]))
+    job.store.set(f"preflight/row/{job.rank}", json.dumps([row, [asdict(finding) for finding in found]]))
     rows, so_far = [row], found
-    if joined.rank == 0:
-        keys = [f"preflight/row/{rank}" for rank in range(joined.world_size)]
-        told = [json.loads(text or b"") for text in values(joined.store, keys, complete=True)]  # waits for all
+    if job.rank == 0:
+        keys = [f"preflight/row/{rank}" for rank in range(job.world_size)]
+        told = [json.loads(text or b"") for text in values(job.store, keys, complete=True)]  # waits for all
         rows = [row for row, _ in told]
         so_far = [Finding(**{**one, "ranks": tuple(one["ranks"])}) for _, some in told for one in some]
         so_far += compare.differences(rows) + crowded(Arrival.from_json(row["arrival"]) for row in rows)
     blocked = any(finding.blocks for finding in so_far)
-    if _from_rank0(joined, "blocked", str(blocked)) == "True":
-        return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED) if joined.rank == 0 else None
+    if _from_rank0(job, "blocked", str(blocked)) == "True":
+        return Report(job.hosts, rows, merged(so_far), time.time() - outcome.STARTED) if job.rank == 0 else None
 
     stage("making the process groups")
-    joined = setup_distributed(joined, run.device)
-    offsets = clock_offsets(joined, stage)
+    job = setup_distributed(job, run.device)
+    offsets = clock_offsets(job, stage)
     stage("looking for the others' files in the run directory")
-    so_far += shared(joined, checkpoint_directory(run))
-    links, corrupt, whole = measure(joined, stage) if joined.world_size > 1 else ([], [], True)
-    if joined.rank != 0:
+    so_far += shared(job, checkpoint_directory(run))
+    links, corrupt, whole = measure(job, stage) if job.world_size > 1 else ([], [], True)
+    if job.rank != 0:
         return None
-    so_far += [*corrupt, *compare.clocks(offsets, joined.hosts[0]), *compare.slow(links, joined.hosts)]
-    so_far += compare.tcp_beside_adapters(links, rows, joined.hosts)
-    return Report(joined.hosts, rows, merged(so_far), time.time() - outcome.STARTED, links, whole, offsets)
+    so_far += [*corrupt, *compare.clocks(offsets, job.hosts[0]), *compare.slow(links, job.hosts)]
+    so_far += compare.tcp_beside_adapters(links, rows, job.hosts)
+    return Report(job.hosts, rows, merged(so_far), time.time() - outcome.STARTED, links, whole, offsets)
 
 
-def _from_rank0(joined: Dist, name: str, value: str) -> str:
+def _from_rank0(job: Job, name: str, value: str) -> str:
     """Rank 0's `value` on every rank, through the store: there may be no process group."""
     key = f"preflight/{name}"
-    if joined.rank == 0:
-        joined.store.set(key, value)
-    return joined.store.get(key).decode()  # waits for it
+    if job.rank == 0:
+        job.store.set(key, value)
+    return job.store.get(key).decode()  # waits for it
 
 
 class Ending:
@@ -174,7 +174,7 @@ class Ending:
         problems = [finding for finding in self.found if not finding.warning]
         code = CONFIG if problems and code == STALLED else code
         message = f"asked to stop: {message}" if code == STOPPED else message
-        who = f"rank {place.rank} ({place.host}): " if place and place.world_size > 1 else ""
+        who = f"{place.who}: " if place and place.world_size > 1 else ""
         hosts = [place.host] * (place.rank + 1) if place else []
         lines = [f"preflight: {who}{message}", *(text(finding, hosts) for finding in problems)]
         with suppress(OSError, ValueError):

@@ -18,7 +18,7 @@ from ..loader import LoaderSettings
 from ..loading.workers import SHM, room
 from ..start.arrival import present
 from ..start.findings import Finding
-from ..start.groups import VISIBLE, Dist, choose_device
+from ..start.groups import VISIBLE, Job, choose_device
 from ..start.launcher import Place, cpus_for_this_process
 from ..start.network import check_interfaces, check_master, interfaces
 from ..start.settings import RunSettings
@@ -116,7 +116,7 @@ def _hidden() -> bool:
 def _memory(place: Place, loader: LoaderSettings) -> tuple[Row, list[Finding]]:
     """/dev/shm, and as many loader workers as fit."""
     found, usage = [], shutil.disk_usage(SHM) if SHM.is_dir() else None
-    limits = room(Dist(place, Clocks(), dist.HashStore(), ()), loader.prefetch, loader.batch_mb)
+    limits = room(Job(place, Clocks(), dist.HashStore(), ()), loader.prefetch, loader.batch_mb)
     for limit, why in limits:
         if limit < loader.workers and "CPUs" not in why:  # fewer CPUs are slower, and nothing else
             what = f"{limit} of {loader.workers} loader workers fit: {why}"

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..start.findings import Finding, ranges, text
+from ..ranks import ranges
+from ..start.findings import Finding, text
 from .compare import name, slowest
 from .links import Link, by_host
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..agree import gather
 from ..errors import ConfigError
-from ..start.groups import Dist
+from ..start.groups import Job
 from .rows import NOTHING, differences, digest
 
 log = logging.getLogger("ddp")
@@ -21,7 +21,7 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 REMEDY = "let all nodes use one copy, or copy the project again; change no file while a job starts"
 
 
-def compare_sources(joined: Dist) -> None:
+def compare_sources(job: Job) -> None:
     """Check that the package's files, and every module of your own that is imported by now, are the same on all ranks.
 
     What only some ranks have imported is left out, and what cannot be read is warned of.
@@ -29,7 +29,7 @@ def compare_sources(joined: Dist) -> None:
     Raises:
         ConfigError: on all ranks, naming the first file, where each rank has it, and further ones.
     """
-    if joined.world_size == 1:
+    if job.world_size == 1:
         return
     files, checksums = own_files(), {}
     for name, path in files.items():
@@ -38,15 +38,15 @@ def compare_sources(joined: Dist) -> None:
         except OSError as error:
             checksums[name] = NOTHING
             log.warning("a source file cannot be compared between ranks: %s", error)
-    found = [each for each in differences(joined, checksums, most=MOST) if NOTHING not in each.values]
+    found = [each for each in differences(job, checksums, most=MOST) if NOTHING not in each.values]
     if not found:
         return
     first = found[0]
-    paths = gather(joined, str(files[first.name]))
+    paths = gather(job, str(files[first.name]))
     example = dict(zip(reversed(first.values), reversed(paths), strict=True))  # of the first rank that has it
     first = replace(first, values=tuple(f"{example[checksum]} ({checksum})" for checksum in first.values))
     others = ", ".join(each.name for each in found[1:4]) + (" and others" if len(found) > 4 else "")
-    problem = f"not all ranks run the same code: {first.name} is {first.text(joined.hosts)}"
+    problem = f"not all ranks run the same code: {first.name} is {first.text(job.hosts)}"
     raise ConfigError(problem + (f"; other files that differ: {others}" if others else ""), REMEDY, "ranks_differ")
 
 

@@ -6,8 +6,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..agree import gather
 from ..errors import ConfigError, KindName
-from ..start.findings import named
-from ..start.groups import Dist
+from ..ranks import named
+from ..start.groups import Job
 from ..trace.replicas import wrapped
 
 UNUSED = (
@@ -32,7 +32,7 @@ def without_gradient(model: DistributedDataParallel) -> tuple[list[str], int]:
     return ([] if may_lack and len(missing) < len(trained) else missing), len(trained)
 
 
-def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None:
+def refuse_unused(job: Job, name: str, found: tuple[list[str], int]) -> None:
     """After a first backward without a reduction: say which parameters of the network `name` had no part in it.
 
     Args:
@@ -42,14 +42,14 @@ def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None
         ConfigError: on all ranks, with names, and the ranks if it is not all of them.
     """
     missing, trained = found
-    everywhere = gather(joined, (missing[:4], len(missing)))
+    everywhere = gather(job, (missing[:4], len(missing)))
     most = max(count for _, count in everywhere)
     if most == 0:
         return
     ranks = [rank for rank, (_, count) in enumerate(everywhere) if count == most]
     names, _ = everywhere[ranks[0]]
     same = all(row == everywhere[0] for row in everywhere)
-    where = "" if same else f" on {named(ranks, joined.hosts)}"
+    where = "" if same else f" on {named(ranks, job.hosts)}"
     kind: KindName = "rank_exception" if same else "ranks_differ"
     if most == trained:
         problem = f"no parameter of {name} got a gradient{where}: the loss does not lead back to the model"
@@ -60,7 +60,7 @@ def refuse_unused(joined: Dist, name: str, found: tuple[list[str], int]) -> None
     raise ConfigError(problem, UNUSED if same else ON_SOME, kind)
 
 
-def refuse_changed(joined: Dist, model: DistributedDataParallel) -> None:
+def refuse_changed(job: Job, model: DistributedDataParallel) -> None:
     """Before the first backward: DDP has its hooks on the parameters that there were when it was made.
 
     A later one is trained by each rank for itself, in silence; one that is gone is waited for.
@@ -68,14 +68,14 @@ def refuse_changed(joined: Dist, model: DistributedDataParallel) -> None:
     Raises:
         ConfigError: on all ranks, with the parameter.
     """
-    everywhere = gather(joined, _changed(model))
+    everywhere = gather(job, _changed(model))
     most = max(len(found) for found in everywhere)
     if most == 0:
         return
     ranks = [rank for rank, found in enumerate(everywhere) if len(found) == most]
     same = all(found == everywhere[0] for found in everywhere)
     more = f" (and {most - 1} others)" if most > 1 else ""
-    where = "" if same else f", on {named(ranks, joined.hosts)}"
+    where = "" if same else f", on {named(ranks, job.hosts)}"
     problem = f"{type(model.module).__name__}: {everywhere[ranks[0]][0]}{more}{where}"
     raise ConfigError(problem, WRAP_LAST, "rank_exception" if same else "ranks_differ")
 

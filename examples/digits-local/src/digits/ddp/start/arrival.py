@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from .findings import Finding, merged, ranges
+from ..ranks import ranges
+from .findings import Finding, merged
 from .groups import choose_device
 from .launcher import Place
 from .network import check_interfaces, gloo_address, interfaces, is_loopback

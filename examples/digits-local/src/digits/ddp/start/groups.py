@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import threading
-import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -16,11 +15,13 @@ import torch.distributed as dist
 
 from ..clocks import Clocks, seconds
 from ..errors import ConfigError, RunFailed
+from ..polling import poll
+from ..ranks import rank_on
 from .launcher import Place
 
 
 @dataclass(frozen=True)
-class Dist:
+class Job:
     """What a rank knows about its job. `store`: waiting off the collective clock; `control`: decisions, over gloo."""
 
     place: Place
@@ -41,7 +42,10 @@ class Dist:
 
     def who(self, rank: int) -> str:
         """'rank 3 (n2)', for messages."""
-        return f"rank {rank} ({self.hosts[rank]})"
+        return rank_on(rank, self.hosts[rank])
+
+
+Dist = Job  # the name before release 0.5, for evaluate.py and adopted code of that time
 
 
 def connect_store(place: Place, clocks: Clocks, *, serve: bool) -> dist.Store:
@@ -112,7 +116,7 @@ def choose_device(place: Place, wanted: str) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
+def setup_distributed(job: Job, device: str = "auto") -> Job:
     """Make the process groups: device first, then init with timeout and device_id, control group, barrier, warm-up.
 
     Why this order (sources: ddp-scaffold's documentation, page facts):
@@ -130,7 +134,7 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
             "a library made the default process group before setup_distributed()",
             "import and start that library after the session begins, or let it use this process group",
         )
-    place, clocks = joined.place, joined.clocks
+    place, clocks = job.place, job.clocks
     chosen = choose_device(place, device)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if chosen.type == "cuda":
@@ -138,7 +142,7 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     try:
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore("group", joined.store),
+            store=dist.PrefixStore("group", job.store),
             rank=place.rank,
             world_size=place.world_size,
             timeout=seconds(clocks.collective_s),
@@ -148,7 +152,7 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
         if "Duplicate GPU detected" not in str(error):  # NCCL init.cc: "rank 1 and rank 0 both on CUDA device 1b000"
             raise
         both = re.search(r"Duplicate GPU detected ?: ?(.*)", str(error))
-        problem = f"two ranks have the same GPU: NCCL says '{both and both[1]}' on {joined.who(place.rank)}"
+        problem = f"two ranks have the same GPU: NCCL says '{both and both[1]}' on {job.who(place.rank)}"
         remedy = "give each rank a GPU of its own; NCCL takes MIG instances of one GPU for one"
         raise ConfigError(problem, remedy, "device_mapping") from error
     control = dist.new_group(backend="gloo", timeout=seconds(clocks.guard_s))  # decisions wait for slow ranks, too
@@ -160,22 +164,21 @@ def setup_distributed(joined: Dist, device: str = "auto") -> Dist:
     if int(ones.item()) != place.world_size:
         got = f"{place.world_size} ones to {ones.item():g}"
         raise RunFailed(f"the warm-up all_reduce summed {got}: the transport corrupts data")
-    return replace(joined, device=chosen, backend=backend, control=control)
+    return replace(job, device=chosen, backend=backend, control=control)
 
 
-def meet(joined: Dist) -> None:
+def meet(job: Job) -> None:
     """Wait for every rank, on the control group; rank 0 names those that do not come within `clocks.collective_s`."""
-    dist.monitored_barrier(joined.control, timeout=seconds(joined.clocks.collective_s), wait_all_ranks=True)
+    dist.monitored_barrier(job.control, timeout=seconds(job.clocks.collective_s), wait_all_ranks=True)
 
 
-def shutdown(joined: Dist) -> None:
+def shutdown(job: Job) -> None:
     """The orderly way out, for the success path only: destroy the groups; rank 0, which may serve the store, goes last.
 
     Never call it on an error path: the other ranks are in a collective, and destroying the group hides who failed.
     """
     if dist.is_initialized():  # user code may have destroyed it after its last step
         dist.destroy_process_group()
-    left, deadline = joined.store.add("gone", 1), time.monotonic() + joined.clocks.silent_s
-    while joined.rank == 0 and left < joined.world_size and time.monotonic() < deadline:
-        time.sleep(0.02)
-        left = joined.store.add("gone", 0)
+    job.store.add("gone", 1)
+    if job.rank == 0:
+        poll(lambda: job.store.add("gone", 0) >= job.world_size, job.clocks.silent_s, pause_s=0.02)

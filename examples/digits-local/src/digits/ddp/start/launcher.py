@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..ranks import rank_on
 
 # launcher -> the variables that hold rank, local rank, world size, local world size.
 # Slurm: SLURM_STEP_NUM_TASKS exists only inside an srun step. SLURM_NTASKS also exists in the batch script itself,
@@ -40,6 +41,11 @@ class Place:
     master_port: int
     attempt: int
     agent_store: bool  # torchrun's agent already serves the store at master_addr:master_port
+
+    @property
+    def who(self) -> str:
+        """'rank 3 (n2)', for messages."""
+        return rank_on(self.rank, self.host)
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Place:

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from ..clocks import Clocks
 from ..errors import CONFIG, ConfigError, RunFailed, RunTaken, StopRequested
 from ..kinds import Verdict
+from ..polling import poll
+from ..ranks import named
 from . import kinship
 from .arrival import Arrival, judge
 from .board import post
-from .findings import named
-from .groups import Dist, connect_store
+from .groups import Job, connect_store
 from .launcher import Place
 from .logs import Rows
 from .stop import StopFlags
@@ -29,7 +30,7 @@ log = logging.getLogger("ddp")
 
 def rendezvous(
     place: Place, clocks: Clocks, rows: Rows = (), flags: StopFlags | None = None, arrival: Arrival | None = None
-) -> Dist:
+) -> Job:
     """Wait on the store until every rank has come, and compare what each believes.
 
     Rank 0 looks for all others, who compare themselves with rank 0: work that grows with the number of ranks, not with
@@ -75,7 +76,7 @@ def rendezvous(
             tell_all(store, ConfigError(problem, "start every rank with the same file, arguments and variables"))
         store.set(_hello(place.rank), hello)  # only now: rank 0 does not begin with a rank that disagrees
         waiting.until(["hosts"])
-    return Dist(place, clocks, store, tuple(json.loads(store.get("hosts"))))
+    return Job(place, clocks, store, tuple(json.loads(store.get("hosts"))))
 
 
 def _compare(arrivals: Sequence[Arrival], hosts: Sequence[str], store: dist.Store) -> None:
@@ -100,26 +101,30 @@ class Waiting:
 
     def until(self, keys: Sequence[str]) -> None:
         """Return when all `keys` are there."""
-        last_word = time.monotonic()
-        while True:
-            if self._store.check(["wrong"]):
-                message = json.loads(self._store.get("wrong"))
-                if "config" in message:
-                    raise (RunTaken if message["taken"] else ConfigError)(*message["config"])
-                raise RunFailed(message["failed"])
-            keys = [key for key in keys if not self._store.check([key])]
-            if not keys:
-                return
-            if self._flags and (reason := self._flags.reason()):
+        missing, last_word = list(keys), time.monotonic()
+
+        def all_there() -> bool:
+            nonlocal last_word
+            self._raise_what_is_wrong()
+            missing[:] = [key for key in missing if not self._store.check([key])]
+            if missing and self._flags and (reason := self._flags.reason()):
                 raise StopRequested(f"{reason}, while rank {self._place.rank} waited for the others to start")
-            now = time.monotonic()
-            if now > self._deadline:
-                tell_all(self._store, RunFailed(self._problem()))
-            if now - last_word > 10:
-                last_word = now
-                left = f"{self._deadline - now:.0f} s of {self._init_s:g} s"
+            if missing and time.monotonic() - last_word > 10:
+                last_word = time.monotonic()
+                left = f"{self._deadline - last_word:.0f} s of {self._init_s:g} s"
                 log.warning("waiting for ranks %s, for another %s", self._missing(), left)
-            time.sleep(0.1)
+            return not missing
+
+        if not poll(all_there, self._deadline - time.monotonic(), pause_s=0.1):
+            tell_all(self._store, RunFailed(self._problem()))
+
+    def _raise_what_is_wrong(self) -> None:
+        if not self._store.check(["wrong"]):
+            return
+        message = json.loads(self._store.get("wrong"))
+        if "config" in message:
+            raise (RunTaken if message["taken"] else ConfigError)(*message["config"])
+        raise RunFailed(message["failed"])
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._place.world_size) if not self._store.check([_hello(rank)])]

@@ -123,6 +123,6 @@ def _in_stop_file(path: Path) -> str:
     return f"stop file {path}"
 
 
-def kind_of(reason: str) -> KindName:
+def kind_of_stop(reason: str) -> KindName:
     """The kind of outcome that a reason to stop leads to."""
     return next(kind for beginning, kind in KINDS.items() if reason.startswith(beginning))

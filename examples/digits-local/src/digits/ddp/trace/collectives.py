@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -21,6 +20,7 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
+from ..process_group import handle
 from ..rank_state import Entry
 from .lines import of_frame, owner, standing
 
@@ -66,7 +66,7 @@ class Ledger:
 
     def add(self, what: str, group: object = None) -> None:
         """Note one call, which the caller outside PyTorch and this package's plumbing is about to make."""
-        frame = sys._getframe(2)  # past `noting`, below
+        frame = sys._getframe(3)  # past `_note`, below, and what calls it
         call, where = standing(of_frame(frame), self.opened)
         self.last = (where, self.whose(group))
         self.decisions += group is self.control
@@ -115,10 +115,7 @@ def keep_ledger(path: Path | None = None, control: dist.ProcessGroup | None = No
     if path is not None:
         with suppress(OSError):
             ledger.file = open(path, "wb", buffering=0)  # noqa: SIM115 (open until the end)
-    for name in (*METHODS, *SINGLE):
-        method = getattr(dist.ProcessGroup, name, None)
-        if method is not None and not hasattr(method, "noted"):
-            setattr(dist.ProcessGroup, name, _noting(name, method, METHODS.get(name)))
+    handle(_note)
 
 
 def last_entry(path: Path) -> tuple[Entry | None, dict[str, Any]]:
@@ -133,15 +130,12 @@ def last_entry(path: Path) -> tuple[Entry | None, dict[str, Any]]:
     return entry, state
 
 
-def _noting(name: str, method: Callable[..., Any], argument: int | None) -> Callable[..., Any]:
-    @wraps(method)
-    def noting(group: Any, *arguments: Any, **options: Any) -> Any:
+def _note(name: str, group: object, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    if name in METHODS or name in SINGLE:
+        argument = METHODS.get(name)
         shared = arguments[argument] if argument is not None and len(arguments) > argument else ()
         ledger.add(" ".join([name, *map(_kind, _tensors(shared))]), group)
-        return method(group, *arguments, **options)
-
-    noting.noted = True  # type: ignore[attr-defined]
-    return noting
+    return make(*arguments, **options)
 
 
 def _outermost(frame: FrameType | None) -> FrameType | None:

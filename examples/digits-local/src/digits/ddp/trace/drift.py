@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import Diverged
-from ..start.groups import Dist
+from ..start.groups import Job
 from .collectives import minority
 from .replicas import local_buffers, models, optimizers
 
@@ -66,7 +66,7 @@ class Digest:
 class Drift:
     """Compares this process with the others. All ranks call its methods at the same moments."""
 
-    job: Dist
+    job: Job
     equal_at: int = 0  # the last step at which all was equal
     _apart: set[str] = field(default_factory=set)  # keys of what only some ranks have
     _local: set[str] = field(default_factory=set)  # buffers that DDP overwrites with rank 0's
@@ -110,7 +110,7 @@ class Drift:
             log.info("not compared between ranks, since not all of them have it: %s", names, extra=once)
 
     def _compare_flags(self, replicas: list[Replica], step: int) -> None:
-        mine = {f"{told(name)} of {each.key}": str(flag) for each in replicas for name, flag in each.flags}
+        mine = {f"{dotted(name)} of {each.key}": str(flag) for each in replicas for name, flag in each.flags}
         everyone = self._gather(mine)
         for name in everyone[0]:
             values = [theirs.get(name, "absent") for theirs in everyone]
@@ -121,7 +121,7 @@ class Drift:
                 raise self._diverged(f"{name} is {listing}", values, step, FLAGS)
 
     def _compare_tensors(self, replicas: list[Replica], step: int) -> None:
-        tensors = {told(name): tensor for each in replicas for name, tensor in each.tensors}
+        tensors = {dotted(name): tensor for each in replicas for name, tensor in each.tensors}
         everyone = self._gather({name: int(checksum([tensor])) for name, tensor in tensors.items()})
         odd = [name for name in everyone[0] if len({theirs.get(name) for theirs in everyone}) > 1]
         by_rank0 = [layout for model, layout in zip(models(), layouts(), strict=True) if model.broadcast_buffers]
@@ -278,7 +278,7 @@ def _rates(optimizer: Any) -> list[tuple[Name, object]]:
     ]
 
 
-def told(name: Name) -> str:
+def dotted(name: Name) -> str:
     """'AdamW exp_avg of layers.0.weight'."""
     *parts, last = name
     return f"{' '.join(parts)} of {last}" if parts else last

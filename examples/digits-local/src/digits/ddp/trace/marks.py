@@ -14,9 +14,9 @@ import torch
 KEPT = 256  # marks: some tens of steps, since the host may run that far ahead
 PHASES = ("forward", "backward", "agree", "optim")
 
-Place = tuple[int, int, str]  # step, number of the mark within it, phase
+Mark = tuple[int, int, str]  # step, number of the mark within it, phase
 
-_marks: deque[tuple[Place, torch.cuda.Event]] = deque(maxlen=KEPT)
+_marks: deque[tuple[Mark, torch.cuda.Event]] = deque(maxlen=KEPT)
 _unused: list[torch.cuda.Event] = []
 _last: list[tuple[int, int]] = [(0, 0)]  # step and number of the last mark
 
@@ -39,7 +39,7 @@ def mark(step: int, phase: str) -> None:
     _marks.append(((step, number, phase), event))
 
 
-def reached() -> Place | None:
+def reached() -> Mark | None:
     """The last mark that the GPU has passed, or None if that cannot be told. From any thread."""
     with suppress(RuntimeError):  # the GPU has failed, or a mark was left meanwhile
         return next((place for place, event in reversed(_marks) if event.query()), None)

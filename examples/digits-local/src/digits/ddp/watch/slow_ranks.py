@@ -23,7 +23,7 @@ def compare_ranks(store: dist.Store, world_size: int, before: Sequence[RankState
     return (stragglers(before, now) if len(before) == len(now) > 1 else []), now
 
 
-def tell(run_dir: Path, rank: int, texts: Sequence[str]) -> None:
+def warn_of_slow_ranks(run_dir: Path, rank: int, texts: Sequence[str]) -> None:
     """Warn about slow ranks and steps; rank 0 says it aloud, and in the report: a slow step is slow on all ranks."""
     for text in texts:
         log.warning("%s", text, extra={"file_only": rank != 0})
@@ -46,6 +46,6 @@ def stragglers(before: Sequence[RankState], after: Sequence[RankState], factor: 
         usual = statistics.median(sorted(spent)[:-1])
         for state, seconds in zip(after, spent, strict=True):
             if seconds > factor * usual and seconds > 1.0:
-                who = f"rank {state.rank} ({state.host})"
+                who = state.who
                 lines.append(f"straggler: {who} spent {seconds:.1f} s in {name}, the others {usual:.1f} s (median)")
     return lines

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..errors import CONFIG, ConfigError, DataFailed, KindName
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..start.stop import shielded
 from ..trace.heartbeat import progress
 from .held import refuse_unsendable
@@ -35,17 +35,17 @@ CAUSES: dict[KindName, str] = {
 }
 
 
-def kind_of(text: str) -> KindName:
+def loader_failure(text: str) -> KindName:
     """The kind of outcome that a message about data stands for."""
     return next(kind for kind, pattern in CAUSES.items() if re.search(pattern, text))
 
 
-def patience(joined: Dist) -> float:
+def patience(job: Job) -> float:
     """Seconds that DataLoader waits at a time: about two, and a whole part of `clocks.loader_s`."""
-    return joined.clocks.loader_s / max(1, round(joined.clocks.loader_s / 2))
+    return job.clocks.loader_s / max(1, round(job.clocks.loader_s / 2))
 
 
-def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
+def begin(loader: DataLoader[T], job: Job, reading: Reading) -> Iterator[T]:
     """`iter(loader)`, which starts the workers and, the first time, their fork server.
 
     PyTorch then raises in a handler of SIGCHLD, wherever the training process is, when a forked worker ends: in the
@@ -61,8 +61,8 @@ def begin(loader: DataLoader[T], joined: Dist, reading: Reading) -> Iterator[T]:
         with shielded():
             return iter(loader)
     except OSError as error:
-        what = f"{joined.who(joined.rank)} could not start the workers that read {reading.name}: {error}"
-        raise DataFailed(what, kind_of(what)) from error
+        what = f"{job.who(job.rank)} could not start the workers that read {reading.name}: {error}"
+        raise DataFailed(what, loader_failure(what)) from error
     except Exception as error:  # of pickle, which says neither the data set nor the attribute
         data = {reading.name: getattr(loader.dataset, "inner", None)}
         refuse_unsendable(error, data | {f"the collate_fn of {reading.name}": loader.collate_fn})
@@ -84,7 +84,7 @@ def _refuse_lost_main(loader: DataLoader[Any]) -> None:
         raise ConfigError(problem, "put it into a file, or set loader.workers to 0")
 
 
-def next_batch(iterator: Iterator[T], joined: Dist, reading: Reading, start: int) -> T:
+def next_batch(iterator: Iterator[T], job: Job, reading: Reading, start: int) -> T:
     """`next(iterator)`, with a look at the workers every two seconds or so.
 
     DataLoader itself looks at them when its timeout is over. A timeout does not end its iterator, so its own is short
@@ -104,23 +104,23 @@ def next_batch(iterator: Iterator[T], joined: Dist, reading: Reading, start: int
             raise
         except DataFailed as error:  # from a worker it comes with the worker's whole traceback
             cause = str(error).strip().splitlines()[-1].rpartition("DataFailed: ")[2]
-            raise DataFailed(f"{joined.who(joined.rank)} could not read {cause}", kind_of(cause)) from error
+            raise DataFailed(f"{job.who(job.rank)} could not read {cause}", loader_failure(cause)) from error
         except Exception as error:
             now, waited = reading.at.tolist(), time.monotonic() - began
             if not _timed_out(error) or _pinning_ended(iterator):
-                raise _explained(error, iterator, joined, reading) from error
+                raise _explained(error, iterator, job, reading) from error
             if now != before and min(now) < start:
                 progress(f"skipping to sample {start}")
                 began, before = time.monotonic(), now
-            elif waited + patience(joined) / 2 > joined.clocks.loader_s:
-                raise _explained(error, iterator, joined, reading) from error
+            elif waited + patience(job) / 2 > job.clocks.loader_s:
+                raise _explained(error, iterator, job, reading) from error
 
 
 def _timed_out(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")
 
 
-def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) -> Exception:
+def _explained(error: Exception, iterator: Any, job: Job, reading: Reading) -> Exception:
     """What to raise instead of `error`."""
     if any(process.exitcode == CONFIG for process in getattr(iterator, "_workers", [])):
         problem = f"a worker that reads {reading.name} imported the script that was started, and so called main(), too"
@@ -132,15 +132,15 @@ def _explained(error: Exception, iterator: Any, joined: Dist, reading: Reading) 
         text = "the thread that receives batches has ended, its traceback is above"
         text += ": Too many open files" if no_more_files() else ""
     elif _timed_out(error):
-        text = f"DataLoader timed out after {joined.clocks.loader_s:g} seconds"
+        text = f"DataLoader timed out after {job.clocks.loader_s:g} seconds"
     at = {worker: f"worker {worker} at {reading.unit} {index}" for worker, index in enumerate(reading.at.tolist())}
     culprits = _culprits(error, iterator)
     told = {worker: list(CAUSES)[cause] for worker, cause in enumerate(reading.cause.tolist()) if cause >= 0}
     kind = next(iter(told.values()), None)  # a worker has said so before it ended
     places = [at[worker] + how for worker, how in (culprits or dict.fromkeys(told, "")).items()] or list(at.values())
     text += f": it could not send a batch ({kind}), its traceback is in the output" if told else ""
-    what = f"{joined.who(joined.rank)} could not read {reading.name} ({', '.join(places)}): {text}"
-    return DataFailed(what, kind or kind_of(what))
+    what = f"{job.who(job.rank)} could not read {reading.name} ({', '.join(places)}): {text}"
+    return DataFailed(what, kind or loader_failure(what))
 
 
 def _culprits(error: Exception, iterator: Any) -> dict[int, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from ..start.groups import Dist
+from ..start.groups import Job
 
 log = logging.getLogger("ddp")
 
@@ -40,9 +40,9 @@ def held(value: Any, where: str, depth: int = 0, seen: set[int] | None = None) -
                 yield from held(item, f"{where}.{name}", depth + 1, seen)
 
 
-def warn_of_shared_files(dataset: Any, joined: Dist) -> None:
+def warn_of_shared_files(dataset: Any, job: Job) -> None:
     """Before workers are forked: say if `dataset` holds an open file. They would all move one position in it."""
-    for where, value in held(dataset, type(dataset).__name__) if joined.rank == 0 else ():
+    for where, value in held(dataset, type(dataset).__name__) if job.rank == 0 else ():
         if _is_open_file(value):
             what = f"{where} ({type(value).__name__}) is open, and forked workers share its position"
             log.warning("%s: they read wrong or broken samples\n  -> %s", what, f"{LAZILY}, {OTHERWISE}")

@@ -12,7 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from ..errors import DataFailed
 from ..faults import inject_worker
-from ..start.groups import Dist
+from ..start.groups import Job
 
 T = TypeVar("T")
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Reading:
     """Which sample each worker reads, and why it could not send one, in memory that the training process sees."""
 
-    def __init__(self, name: str, unit: str, joined: Dist, workers: int) -> None:
+    def __init__(self, name: str, unit: str, job: Job, workers: int) -> None:
         self.name, self.unit = name, unit
-        self.rank, self.attempt = joined.rank, joined.place.attempt
+        self.rank, self.attempt = job.rank, job.place.attempt
         self.at = torch.full((max(workers, 1),), -1, dtype=torch.int64).share_memory_()
         self.cause = torch.full_like(self.at, -1).share_memory_()  # a position in fetch.CAUSES
         self.samples = 0  # read so far, by this process
@@ -52,9 +52,9 @@ class Reading:
 class Located(Dataset[T]):
     """A map-style data set that remembers which index each worker reads."""
 
-    def __init__(self, inner: Dataset[T], joined: Dist, workers: int) -> None:
+    def __init__(self, inner: Dataset[T], job: Job, workers: int) -> None:
         self.inner = inner
-        self.reading = Reading(type(inner).__name__, "index", joined, workers)
+        self.reading = Reading(type(inner).__name__, "index", job, workers)
 
     def __getitem__(self, index: int) -> T:
         with self.reading.of(index):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..agree import gather
-from ..start.groups import Dist
+from ..start.groups import Job
 from .parts import parts_of
 
 log = logging.getLogger("ddp")
@@ -49,23 +49,23 @@ class Given:
         return [[value for value in row if value] for row in self._digests.tolist()]
 
 
-def watched(batches: Iterator[T], given: Given, name: str, joined: Dist, batch_size: int) -> Iterator[T]:
+def watched(batches: Iterator[T], given: Given, name: str, job: Job, batch_size: int) -> Iterator[T]:
     """The batches of an epoch, as many on each rank, with one comparison: once enough are read, or at the end."""
     enough = max(1, FIRST // batch_size)
     for number, batch in enumerate(chain(batches, [END]), 1):
         if not given.compared and (number == enough or batch is END):
             given.compared = True
-            warn_of_overlap(given, name, joined)
+            warn_of_overlap(given, name, job)
         if batch is not END:
             yield batch
 
 
-def warn_of_overlap(given: Given, name: str, joined: Dist) -> None:
+def warn_of_overlap(given: Given, name: str, job: Job) -> None:
     """Say if ranks, or workers of a rank, have given the same samples more often than the data repeats by itself.
 
     All ranks must call it. Samples that are augmented at random are hardly ever the same, and tell nothing.
     """
-    ranks = gather(joined, given.rows())
+    ranks = gather(job, given.rows())
     readers = [row for rows in ranks for row in rows]
     total = sum(map(len, readers))
     repeated = sum(len(row) - len(set(row)) for row in readers)
@@ -77,7 +77,7 @@ def warn_of_overlap(given: Given, name: str, joined: Dist) -> None:
         (of_ranks, "another rank", OF_RANKS),
         (of_workers, "another worker of the same rank", OF_WORKERS),
     ):
-        if found > meant and joined.rank == 0:
+        if found > meant and job.rank == 0:
             what = f"of the first {total} samples of {name}, on all ranks, {found} were given by {others} as well"
             log.warning("%s\n  -> %s; make_loader(..., compare=False) if that is meant", what, remedy)
 

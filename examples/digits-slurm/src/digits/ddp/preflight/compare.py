@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..start.findings import Finding, named, ranges
+from ..ranks import named, ranges
+from ..start.findings import Finding
 from .links import Link
 
 CLOCKS_S = 5.0  # ranks stop by their own clocks when an allocation ends, and logs are put side by side by time

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from ..clocks import Clocks, seconds
 from ..errors import STALLED, STOPPED
+from ..polling import poll
+from ..ranks import named
 from ..start.board import values
-from ..start.findings import named
 from ..start.groups import connect_store
 from ..start.launcher import Place
 from ..start.stop import SIGNALS
@@ -83,7 +84,7 @@ class Deadline:
         self._rang = True
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(main)) if main else ""
-        late = f"rank {self._place.rank} ({self._place.host}) is not done after {self._limit:g} s: {self.stage}"
+        late = f"{self._place.who} is not done after {self._limit:g} s: {self.stage}"
         print(f"preflight: {late}, at\n{stack}", end="", file=sys.stderr, flush=True)
         self._end(STALLED, self._call_the_roll() if self._hosts else late)
 
@@ -99,11 +100,8 @@ class Deadline:
                 return store.get(VERDICT).decode()
         except Exception as error:
             return f"{late}, and rank 0 ({self._hosts[0]}) does not answer: {str(error).splitlines()[0]}"
-        until, stages = time.monotonic() + ANSWER_S, _stages(store, size)
-        while None in stages and time.monotonic() < until:
-            time.sleep(0.1)
-            stages = _stages(store, size)
-        found = verdict(late, stages, self._hosts)
+        poll(lambda: None not in _stages(store, size), ANSWER_S, pause_s=0.1)
+        found = verdict(late, _stages(store, size), self._hosts)
         store.set(VERDICT, found)
         return found
 

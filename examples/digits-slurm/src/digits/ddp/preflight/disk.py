@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..agree import from_rank0, gather
+from ..polling import poll
 from ..start.findings import Finding
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..start.settings import RunSettings
 
 LITTLE_DISK = 1 << 30
@@ -46,41 +47,43 @@ def writable(directory: Path) -> tuple[dict[str, Any], list[Finding]]:
     return {"disk_gb": free >> 30}, found
 
 
-def shared(joined: Dist, directory: Path) -> list[Finding]:
+def shared(job: Job, directory: Path) -> list[Finding]:
     """Every rank writes a file; rank 0 looks for all of them, the others for rank 0's. Every rank calls it.
 
     By name, never by listing: a network file system may answer an old listing for a minute.
     """
-    token = from_rank0(joined, f"{time.time():.6f}-{os.getpid()}")
-    files = [directory / f".preflight-{token}-{rank}" for rank in range(joined.world_size)]
-    mine = files[joined.rank]
+    token = from_rank0(job, f"{time.time():.6f}-{os.getpid()}")
+    files = [directory / f".preflight-{token}-{rank}" for rank in range(job.world_size)]
+    mine = files[job.rank]
     try:
-        mine.write_text(joined.place.host)
+        mine.write_text(job.place.host)
         wrote = True
     except OSError:
         wrote = False  # which `writable` has said already
     try:
-        there = gather(joined, wrote)
-        others = range(1, joined.world_size) if joined.rank == 0 else [0]
-        unseen = _unseen([rank for rank in others if there[rank] and wrote], files, joined.hosts)
-        every = gather(joined, unseen)
+        there = gather(job, wrote)
+        others = range(1, job.world_size) if job.rank == 0 else [0]
+        unseen = _unseen([rank for rank in others if there[rank] and wrote], files, job.hosts)
+        every = gather(job, unseen)
     finally:
         with suppress(OSError):
             mine.unlink(missing_ok=True)
-    alone = sorted({*every[0], *(rank for rank in range(1, joined.world_size) if every[rank])})
-    what = f"{directory} is not the directory that rank 0 ({joined.hosts[0]}) sees under this name"
+    alone = sorted({*every[0], *(rank for rank in range(1, job.world_size) if every[rank])})
+    what = f"{directory} is not the directory that rank 0 ({job.hosts[0]}) sees under this name"
     remedy = "set run.dir to a file system that all nodes share, with an absolute path"
     return [Finding(what, remedy, ranks=tuple(alone))] if alone else []
 
 
 def _unseen(ranks: list[int], files: list[Path], hosts: tuple[str, ...]) -> list[int]:
     """Of these ranks, those whose file does not come up here, or says something else."""
-    until = time.monotonic() + APPEAR_S
-    while ranks and time.monotonic() < until:
-        ranks = [rank for rank in ranks if not _says(files[rank], hosts[rank])]
-        if ranks:
-            time.sleep(0.1)
-    return ranks
+    unseen = list(ranks)
+
+    def all_seen() -> bool:
+        unseen[:] = [rank for rank in unseen if not _says(files[rank], hosts[rank])]
+        return not unseen
+
+    poll(all_seen, APPEAR_S, pause_s=0.1)
+    return unseen
 
 
 def _says(file: Path, text: str) -> bool:

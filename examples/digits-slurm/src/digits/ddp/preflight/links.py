@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..agree import gather
 from ..clocks import seconds
 from ..start.findings import Finding
-from ..start.groups import Dist
+from ..start.groups import Job
 from .adapters import carrier, counts
 
 MOST_ROUNDS = 16  # of pairs: each rank then knows so many others
@@ -38,30 +38,30 @@ class Link:
     rdma: bool | None = None
 
 
-def measure(joined: Dist, stage: Stage) -> tuple[list[Link], list[Finding], bool]:
+def measure(job: Job, stage: Stage) -> tuple[list[Link], list[Finding], bool]:
     """All links, what is wrong with data that arrive, and whether all pairs were measured. Every rank calls it."""
     links, found = [], list[Finding]()
-    everyone = tuple(range(joined.world_size))
+    everyone = tuple(range(job.world_size))
     stage("in an all_reduce of all ranks")
-    size = _size(joined)
-    links.append(_all_reduce(joined, "all", everyone, size, None))
-    nodes = by_host(joined.hosts)
+    size = _size(job)
+    links.append(_all_reduce(job, "all", everyone, size, None))
+    nodes = by_host(job.hosts)
     if 1 < len(nodes) <= MOST_GROUPS:
         for host, ranks in nodes.items():
             if len(ranks) == 1:
                 continue
             stage(f"making the group of {host}")
-            group = dist.new_group(ranks, timeout=seconds(joined.clocks.collective_s))
-            if joined.rank in ranks:
+            group = dist.new_group(ranks, timeout=seconds(job.clocks.collective_s))
+            if job.rank in ranks:
                 stage(f"in an all_reduce of {host}")
-                links.append(_all_reduce(joined, "node", tuple(ranks), size, group))
-    mine = next(ranks for ranks in nodes.values() if joined.rank in ranks)
-    complete = _pairs(joined, "ranks", mine, size, stage, links, found)
+                links.append(_all_reduce(job, "node", tuple(ranks), size, group))
+    mine = next(ranks for ranks in nodes.values() if job.rank in ranks)
+    complete = _pairs(job, "ranks", mine, size, stage, links, found)
     leaders = [ranks[0] for ranks in nodes.values()]
-    if joined.rank in leaders:
-        complete &= _pairs(joined, "nodes", leaders, size, stage, links, found)
+    if job.rank in leaders:
+        complete &= _pairs(job, "nodes", leaders, size, stage, links, found)
     stage("waiting for the other ranks to finish their transfers")
-    every = gather(joined, (links, found, complete))
+    every = gather(job, (links, found, complete))
     # Each measurement once: from the first of its ranks.
     kept = [link for rank, (some, _, _) in enumerate(every) for link in some if link.ranks[0] == rank]
     return kept, [one for _, some, _ in every for one in some], all(whole for *_, whole in every)
@@ -87,89 +87,89 @@ def tournament(members: Sequence[int]) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def clock_offsets(joined: Dist, stage: Stage) -> dict[str, float]:
+def clock_offsets(job: Job, stage: Stage) -> dict[str, float]:
     """Seconds by which each host's clock is ahead of rank 0's, by the quickest of some round trips. On rank 0 only."""
     offsets = {}
-    for host, (rank, *_) in list(by_host(joined.hosts).items())[1:]:
-        if joined.rank not in (0, rank):
+    for host, (rank, *_) in list(by_host(job.hosts).items())[1:]:
+        if job.rank not in (0, rank):
             continue
-        stage(f"comparing clocks, rank 0 with {joined.who(rank)}")
+        stage(f"comparing clocks, rank 0 with {job.who(rank)}")
         now, best = torch.zeros(1, dtype=torch.float64), (float("inf"), 0.0)
         for _ in range(REPEATS + 1):
-            if joined.rank == rank:
-                dist.recv(now, 0, group=joined.control)
+            if job.rank == rank:
+                dist.recv(now, 0, group=job.control)
                 now[0] = time.time()
-                dist.send(now, 0, group=joined.control)
+                dist.send(now, 0, group=job.control)
                 continue
             began = time.time()
-            dist.send(now, rank, group=joined.control)
-            dist.recv(now, rank, group=joined.control)
+            dist.send(now, rank, group=job.control)
+            dist.recv(now, rank, group=job.control)
             trip = time.time() - began
             best = min(best, (trip, now.item() - began - trip / 2))
         offsets[host] = best[1]
     return offsets
 
 
-def _size(joined: Dist) -> int:
+def _size(job: Job) -> int:
     """Bytes that take about WANTED_S on the slowest link; the same on all ranks."""
-    values = torch.ones((1 << 20) // 4, device=joined.device)
-    took = torch.tensor([_median(joined, lambda: dist.all_reduce(values), 1)], dtype=torch.float64)
-    dist.all_reduce(took, dist.ReduceOp.MAX, group=joined.control)
+    values = torch.ones((1 << 20) // 4, device=job.device)
+    took = torch.tensor([_median(job, lambda: dist.all_reduce(values), 1)], dtype=torch.float64)
+    dist.all_reduce(took, dist.ReduceOp.MAX, group=job.control)
     return max(SMALLEST, min(LARGEST, int(values.nbytes * WANTED_S / took.item()))) // 4 * 4
 
 
-def _all_reduce(joined: Dist, kind: str, ranks: tuple[int, ...], size: int, group: dist.ProcessGroup | None) -> Link:
-    values = torch.ones(size // 4, device=joined.device)
-    latency = _median(joined, lambda: dist.all_reduce(values[:1], group=group))
-    took = _median(joined, lambda: dist.all_reduce(values, group=group))
+def _all_reduce(job: Job, kind: str, ranks: tuple[int, ...], size: int, group: dist.ProcessGroup | None) -> Link:
+    values = torch.ones(size // 4, device=job.device)
+    latency = _median(job, lambda: dist.all_reduce(values[:1], group=group))
+    took = _median(job, lambda: dist.all_reduce(values, group=group))
     return Link(kind, ranks, size / (1 << 20), size / took / 1e9, latency * 1e3)
 
 
 def _pairs(
-    joined: Dist, kind: str, members: Sequence[int], size: int, stage: Stage, links: list[Link], found: list[Finding]
+    job: Job, kind: str, members: Sequence[int], size: int, stage: Stage, links: list[Link], found: list[Finding]
 ) -> bool:
     """Adds this rank's links with other `members`, and what arrived changed; tells whether it has met all of them."""
     rounds = tournament(members)
     for number, pairs in enumerate(rounds[:MOST_ROUNDS]):
-        peer = next((a + b - joined.rank for a, b in pairs if joined.rank in (a, b)), None)
+        peer = next((a + b - job.rank for a, b in pairs if job.rank in (a, b)), None)
         if peer is None:
             continue
-        stage(f"in a transfer with {joined.who(peer)}, round {number + 1} of {min(len(rounds), MOST_ROUNDS)}")
-        link, intact = _exchange(joined, kind, peer, size)
+        stage(f"in a transfer with {job.who(peer)}, round {number + 1} of {min(len(rounds), MOST_ROUNDS)}")
+        link, intact = _exchange(job, kind, peer, size)
         links.append(link)
         if not intact:
-            what = f"data from {joined.who(peer)} arrive changed at {joined.who(joined.rank)}: the transport is broken"
+            what = f"data from {job.who(peer)} arrive changed at {job.who(job.rank)}: the transport is broken"
             remedy = "look at the network or PCIe errors of both; NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 tell which"
             found.append(Finding(what, remedy))
     return len(rounds) <= MOST_ROUNDS
 
 
-def _exchange(joined: Dist, kind: str, peer: int, size: int) -> tuple[Link, bool]:
+def _exchange(job: Job, kind: str, peer: int, size: int) -> tuple[Link, bool]:
     """Time transfers in both directions at once, and compare what arrives."""
-    numbers = torch.arange(size // 4, dtype=torch.int32, device=joined.device)
-    out, into = numbers + joined.rank, torch.zeros_like(numbers)
+    numbers = torch.arange(size // 4, dtype=torch.int32, device=job.device)
+    out, into = numbers + job.rank, torch.zeros_like(numbers)
 
     def swap(count: int) -> None:
         ops = [dist.P2POp(dist.isend, out[:count], peer), dist.P2POp(dist.irecv, into[:count], peer)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
 
-    latency = _median(joined, lambda: swap(1))
+    latency = _median(job, lambda: swap(1))
     before = counts()
-    took = _median(joined, lambda: swap(len(out)))
+    took = _median(job, lambda: swap(len(out)))
     through, rdma = carrier(before, counts(), size * (REPEATS + 1)) if kind == "nodes" else ("", None)
-    ranks = (min(joined.rank, peer), max(joined.rank, peer))
+    ranks = (min(job.rank, peer), max(job.rank, peer))
     link = Link(kind, ranks, size / (1 << 20), size / took / 1e9, latency * 1e3, through, rdma)
     return link, torch.equal(into, numbers + peer)
 
 
-def _median(joined: Dist, work: Callable[[], object], repeats: int = REPEATS) -> float:
+def _median(job: Job, work: Callable[[], object], repeats: int = REPEATS) -> float:
     """Seconds of `work`, after a first time that opens connections and meets the others."""
     took = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
         work()
-        if joined.device.type == "cuda":
-            torch.cuda.synchronize(joined.device)
+        if job.device.type == "cuda":
+            torch.cuda.synchronize(job.device)
         took.append(time.perf_counter() - began)
     return statistics.median(took[1:])

@@ -60,7 +60,7 @@ def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) 
     return True
 
 
-def told(run_dir: Path, attempt: int) -> Verdict | None:
+def found_by_child(run_dir: Path, attempt: int) -> Verdict | None:
     """What a child of a rank has found wrong in this attempt: such a child is no rank and can end no other one."""
     try:
         content = json.loads((run_dir / "outcome.json").read_text())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigError
-from ..start.groups import Dist
+from ..start.groups import Job
 from .rows import Difference, differences
 
 log = logging.getLogger("ddp")
@@ -36,7 +36,7 @@ REMEDIES = {
 }
 
 
-def compare_model(joined: Dist, module: nn.Module) -> None:
+def compare_model(job: Job, module: nn.Module) -> None:
     """Check that `module` is the same on all ranks, before DDP pairs its tensors by position and overwrites them.
 
     Initial values of parameters may differ, since DDP makes them rank 0's. So it does with buffers; but what a buffer
@@ -46,30 +46,30 @@ def compare_model(joined: Dist, module: nn.Module) -> None:
     Raises:
         ConfigError: on all ranks, naming the first difference and what each rank has there.
     """
-    if joined.world_size == 1:
+    if job.world_size == 1:
         return
-    refuse(joined, type(module).__name__, differences(joined, layout(module)))
-    for found in differences(joined, dict(_plain_attributes(module))):
-        if joined.rank == 0:
-            each = found.text(joined.hosts)
+    refuse(job, type(module).__name__, differences(job, layout(module)))
+    for found in differences(job, dict(_plain_attributes(module))):
+        if job.rank == 0:
+            each = found.text(job.hosts)
             what = f"{type(module).__name__}.{found.name}"
             log.warning("%s is not the same on all ranks, so they may compute other things: %s", what, each)
 
 
-def compare_modes(joined: Dist, module: nn.Module) -> None:
+def compare_modes(job: Job, module: nn.Module) -> None:
     """Check that all ranks train, evaluate and freeze the same parts of `module`. Raises as `compare_model` does."""
     rows = dict(_modes(module))
     for name, parameter in module.named_parameters():
         rows[f"parameter {name}"] = "trained" if parameter.requires_grad else "frozen"
-    refuse(joined, type(module).__name__, differences(joined, rows))
+    refuse(job, type(module).__name__, differences(job, rows))
 
 
-def refuse(joined: Dist, what: str, found: list[Difference]) -> None:
+def refuse(job: Job, what: str, found: list[Difference]) -> None:
     """Raise a ConfigError about the first difference, if there is one."""
     if found:
         first, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         remedy = next(text for begin, text in REMEDIES.items() if first.name.startswith(begin))
-        problem = f"{what} is not the same on all ranks: {first.name}: {first.text(joined.hosts)}{more}"
+        problem = f"{what} is not the same on all ranks: {first.name}: {first.text(job.hosts)}{more}"
         problem = problem.replace("_orig_mod.", "")  # torch.compile's
         raise ConfigError(problem, remedy, "ranks_differ")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ..agree import from_rank0, gather
-from ..start.findings import named
-from ..start.groups import Dist
+from ..ranks import named
+from ..start.groups import Job
 
 NOTHING = "nothing"
 
@@ -30,23 +30,23 @@ class Difference:
         return ", ".join(texts[:most]) + (f" and {len(texts) - most} other answers" if len(texts) > most else "")
 
 
-def differences(joined: Dist, rows: Mapping[str, str], most: int = 3) -> list[Difference]:
+def differences(job: Job, rows: Mapping[str, str], most: int = 3) -> list[Difference]:
     """The first few of `rows` that differ between ranks, or, where only their order does, the place where it begins to.
 
     One small collective on the control group, and a few more where something differs. All ranks must call it, and get
     the same answer.
     """
-    if joined.world_size == 1 or len(set(gather(joined, digest(chain.from_iterable(rows.items()))))) == 1:
+    if job.world_size == 1 or len(set(gather(job, digest(chain.from_iterable(rows.items()))))) == 1:
         return []
-    of_rank0 = from_rank0(joined, dict(rows))
+    of_rank0 = from_rank0(job, dict(rows))
     mine = [name for name in {**of_rank0, **rows} if of_rank0.get(name) != rows.get(name)][:most]
-    names = list(dict.fromkeys(chain.from_iterable(gather(joined, mine))))[:most]
+    names = list(dict.fromkeys(chain.from_iterable(gather(job, mine))))[:most]
     if names:
-        values = gather(joined, [rows.get(name, NOTHING) for name in names])
+        values = gather(job, [rows.get(name, NOTHING) for name in names])
         return [Difference(name, each) for name, each in zip(names, zip(*values, strict=True), strict=True)]
     order = list(rows)
-    place = min(gather(joined, next((at for at, name in enumerate(of_rank0) if name != order[at]), len(order))))
-    return [Difference("the order", tuple(gather(joined, order[place])))]
+    place = min(gather(job, next((at for at, name in enumerate(of_rank0) if name != order[at]), len(order))))
+    return [Difference("the order", tuple(gather(job, order[place])))]
 
 
 def digest(texts: Iterable[str]) -> str:

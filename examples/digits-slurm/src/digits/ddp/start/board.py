@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch.distributed as dist
 
 from ..clocks import Clocks
+from ..polling import poll
 from ..rank_state import RankState
 
 PART = 256  # keys of one request
@@ -83,11 +84,14 @@ def answers(
 
     Nobody waits for those that are known to be `dead`.
     """
-    deadline, silent, known = time.monotonic() + wait_s, list(range(len(hosts))), dict[int, RankState]()
-    while not set(silent) <= set(dead) and time.monotonic() < deadline:
-        time.sleep(pause_s)
-        known |= {state.rank: state for state in states(store, silent)}
-        silent = [rank for rank in silent if rank not in known or known[rank].news < number]
+    silent, known = list(range(len(hosts))), dict[int, RankState]()
+
+    def all_answered() -> bool:
+        known.update({state.rank: state for state in states(store, silent)})
+        silent[:] = [rank for rank in silent if rank not in known or known[rank].news < number]
+        return set(silent) <= set(dead)
+
+    poll(all_answered, wait_s, pause_s)
     unheard = (RankState(rank, host, note="no heartbeat yet") for rank, host in enumerate(hosts))
     return [known.get(state.rank, state) for state in unheard], silent
 

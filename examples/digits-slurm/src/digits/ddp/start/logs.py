@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from .groups import Dist
+from .groups import Job
 from .launcher import Place
 
 log = logging.getLogger("ddp")
@@ -55,15 +55,15 @@ def log_to_file(directory: Path, place: Place) -> None:
     log.addHandler(handler)
 
 
-def describe(directory: Path, joined: Dist, rows: Rows) -> None:
+def describe(directory: Path, job: Job, rows: Rows) -> None:
     """Print the effective settings with who set each, and keep them in the run directory."""
-    place = joined.place
+    place = job.place
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
     (directory / "settings.txt").write_text(settings + "\n")
     facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
-    facts += [f"rank {rank} host {host}" for rank, host in enumerate(joined.hosts)]
+    facts += [f"rank {rank} host {host}" for rank, host in enumerate(job.hosts)]
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
     (directory / "environment.txt").write_text("\n".join(facts) + "\n")
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import CONFIG, RunTaken
+from ..polling import poll
 
 CLAIM = "LAUNCH_CLAIM"  # the variable by which ranks know that their launch script has taken the directory for them
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID")
@@ -119,13 +120,9 @@ def _alive(run_dir: Path, owner: Owner, mine: Owner, now: float) -> bool:
     until = time.monotonic() + min(owner.quiet_s, seen + owner.quiet_s - now)
     if until > time.monotonic():
         print(f"the run was started by {owner.describe()}: looking whether it still is", file=sys.stderr, flush=True)
-    while time.monotonic() < until:
-        if not (run_dir / "owner.json").exists():
-            return False
-        if _last_heartbeat(run_dir) > seen:
-            return True
-        time.sleep(1)
-    return False
+    claim = run_dir / "owner.json"
+    poll(lambda: not claim.exists() or _last_heartbeat(run_dir) > seen, until - time.monotonic(), pause_s=1)
+    return claim.exists() and _last_heartbeat(run_dir) > seen
 
 
 def _take_away(path: Path, dead: Owner | None, aside: Path) -> None:

@@ -68,10 +68,32 @@ def phase(name: str) -> Iterator[None]:
         yield
         return
     _enter(name)
-    faults.inject(name, beat.step)
-    yield
-    # Not reached after an exception: the phase stays as it is, since the report must say where it happened.
+    try:
+        faults.inject(name, beat.step)
+        yield
+    except BaseException as error:
+        if _failed_in(error) is None:  # else in a phase inside this one
+            error.failed_in_phase = name  # type: ignore[attr-defined]
+        with beat.lock:  # no sign of progress: user code may go on, or wait for others on its way out
+            _change_to(outer)
+        raise
     _enter(outer)
+
+
+def _failed_in(error: BaseException) -> str | None:
+    """The phase in which `error`, or what it followed from, was raised; None if outside all phases."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if name := getattr(seen, "failed_in_phase", None):
+            return str(name)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
+
+
+def end_with(error: BaseException) -> None:
+    """This rank's loop has ended with `error`: from now on it is told to be in the phase in which that was raised."""
+    with beat.lock:
+        _change_to(_failed_in(error) or beat.phase)
 
 
 def _enter(name: str) -> None:

@@ -22,8 +22,8 @@ from ..errors import (
     RunFailed,
 )
 from ..kinds import KINDS, Verdict
-from ..loading.fetch import kind_of
-from ..start.groups import Dist
+from ..loading.fetch import loader_failure
+from ..start.groups import Job
 from ..trace.gradients import named
 from ..trace.heartbeat import beat
 from ..trace.lines import users
@@ -85,7 +85,7 @@ def _text(error: BaseException) -> str:
         return "(its text cannot be made)"
 
 
-def verdict_of(error: BaseException, joined: Dist) -> Verdict:
+def verdict_of(error: BaseException, job: Job) -> Verdict:
     """The outcome that an exception in the training loop of this rank stands for."""
     code, advice = FAILED, ""
     kind: KindName = "rank_exception"
@@ -108,7 +108,7 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif UNFINISHED in text:
         advice, text = UNFINISHED_ADVICE, f"{_left_out(text)}{text}"
     elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
-        kind = kind_of(text)
+        kind = loader_failure(text)
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
@@ -117,13 +117,13 @@ def verdict_of(error: BaseException, joined: Dist) -> Verdict:
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
     where = f"(phase {beat.phase}, step {beat.step})"
-    reason = f"{joined.who(joined.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
+    reason = f"{job.who(job.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
     if kind == "divergent_weights":  # all ranks raise it at once
         reason = f"{text} {where}"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
-    first = error.ranks if isinstance(error, Diverged) else [joined.rank] if told else None
-    stacks = {str(joined.rank): "".join(traceback.format_exception(error))[-20000:]}
+    first = error.ranks if isinstance(error, Diverged) else [job.rank] if told else None
+    stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
 
 

@@ -18,12 +18,13 @@ from typing import IO, NoReturn
 import torch.distributed as dist
 
 from ..kinds import Verdict
+from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
 from ..start import owner
 from ..start.board import post
 from ..start.elastic import tell_torchrun
-from ..start.groups import Dist
+from ..start.groups import Job
 from ..start.logs import say_last, silence_console
 from ..trace.collectives import last_entry
 from ..trace.heartbeat import beat, snapshot
@@ -34,7 +35,7 @@ _ending = threading.Lock()  # taken once, by the thread that ends the process
 
 
 def end(
-    joined: Dist, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
+    job: Job, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
 ) -> NoReturn:
     """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
 
@@ -43,7 +44,7 @@ def end(
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # for ever: the other thread is ending the process
-    beat_s = joined.clocks.beat_s
+    beat_s = job.clocks.beat_s
     # From here on nothing may hold the exit up: not the store, not a dead file system.
     faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)
     silence_console()  # another thread may hold it, and wait for a reader
@@ -52,7 +53,7 @@ def end(
     stack = main_stack()
     faulthandler.dump_traceback(file=stacks, all_threads=True)
     try:
-        store.set(f"stack/{joined.rank}", stack)
+        store.set(f"stack/{job.rank}", stack)
         if mine:
             text = json.dumps(asdict(verdict))
             winner = store.compare_set("verdict", "", text).decode()
@@ -62,26 +63,25 @@ def end(
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
-    write_heartbeat(joined, run_dir)
-    tell_torchrun(verdict, joined.place, stack, time.time() - (time.monotonic() - beat.progress_at))
-    deadline = time.monotonic() + 6 * beat_s
-    while not mine and not (run_dir / "outcome.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    write_heartbeat(job, run_dir)
+    tell_torchrun(verdict, job.place, stack, time.time() - (time.monotonic() - beat.progress_at))
+    if not mine:
+        poll((run_dir / "outcome.json").exists, 6 * beat_s)
     owner.release(run_dir)
-    wrote = outcome.write(run_dir, verdict, joined.place.attempt)
+    wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
         report.write(run_dir)
         say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
     log.error("%s: %s", verdict.kind, verdict.reason)
-    _leave_together(joined, store, verdict, mine, gone)
+    _leave_together(job, store, verdict, mine, gone)
 
 
-def write_heartbeat(joined: Dist, run_dir: Path) -> None:
+def write_heartbeat(job: Job, run_dir: Path) -> None:
     """Leave this rank's state in the run directory. A full disk is no reason to stop training."""
-    path = run_dir / "heartbeats" / f"rank{joined.rank}.json"
+    path = run_dir / "heartbeats" / f"rank{job.rank}.json"
     try:
         aside = path.with_suffix(".new")  # the report may read it at this moment
-        aside.write_text(snapshot(joined.rank, joined.place.host).to_json())
+        aside.write_text(snapshot(job.rank, job.place.host).to_json())
         os.replace(aside, path)
     except OSError as error:
         log.warning("heartbeat not written: %s", error)
@@ -89,27 +89,26 @@ def write_heartbeat(joined: Dist, run_dir: Path) -> None:
 
 def _stacks_of(store: dist.Store, ranks: list[int], wait_s: float) -> dict[str, str]:
     """Where the blamed ranks are. They publish it when they see the verdict, unless they are gone."""
-    deadline = time.monotonic() + wait_s
     found: dict[str, str] = {}
-    while len(found) < len(ranks) and time.monotonic() < deadline:
+
+    def all_there() -> bool:
         for rank in ranks:
             if str(rank) not in found and store.check([f"stack/{rank}"]):
                 found[str(rank)] = store.get(f"stack/{rank}").decode()
-        time.sleep(0.05)
+        return len(found) == len(ranks)
+
+    poll(all_there, wait_s)
     return found
 
 
-def _leave_together(joined: Dist, store: dist.Store, verdict: Verdict, author: bool, gone: int) -> NoReturn:
+def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool, gone: int) -> NoReturn:
     """The author, and the rank that serves the store, leave last, so that all others can still read the verdict."""
     try:
         if verdict.kind == "rank_killed":
-            Siblings(joined, store).kill(verdict.first_ranks or [])
+            Siblings(job, store).kill(verdict.first_ranks or [])
         store.add("left", 1)
-        deadline = time.monotonic() + 5 * joined.clocks.beat_s
-        while (author or joined.rank == 0) and time.monotonic() < deadline:
-            if store.add("left", 0) >= joined.world_size - gone:
-                break
-            time.sleep(0.05)
+        if author or job.rank == 0:
+            poll(lambda: store.add("left", 0) >= job.world_size - gone, 5 * job.clocks.beat_s)
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
     os._exit(verdict.exit_code)

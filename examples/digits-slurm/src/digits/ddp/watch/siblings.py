@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..start.board import states
-from ..start.groups import Dist
+from ..start.groups import Job
 
 LAUNCHER = os.getppid()
 LAUNCHER_ADVICE = "SIGKILL, SIGUSR1 or SIGUSR2 came to torchrun: send signals to the ranks; look for oom-kill in dmesg"
@@ -34,10 +34,10 @@ def launcher_gone() -> str:
 class Siblings:
     """Knows the processes of this host's other ranks, as soon as they have published a state."""
 
-    def __init__(self, joined: Dist, store: dist.Store) -> None:
-        here = joined.place.host
+    def __init__(self, job: Job, store: dist.Store) -> None:
+        here = job.place.host
         self._store, self._host, self._pids = store, here, dict[int, int]()
-        self._unknown = [rank for rank, host in enumerate(joined.hosts) if host == here and rank != joined.rank]
+        self._unknown = [rank for rank, host in enumerate(job.hosts) if host == here and rank != job.rank]
         self._ended: dict[int, str] = {}  # rank -> "with exit code 0", "by SIGKILL"
         self._poll, self._watched = select.poll(), dict[int, int]()  # file descriptor of a process -> rank
         self._wake, self._waker = os.pipe()

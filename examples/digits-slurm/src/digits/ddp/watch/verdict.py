@@ -90,7 +90,7 @@ def _awaited(states: Sequence[RankState], ranks: Sequence[int], what: str, sure:
     if stuck:
         return _verdict("missing_rank", states, stuck, what)
     names = "; ".join(
-        f"rank {rank} ({states[rank].host}) is slow, not stuck: phase {states[rank].phase}, "
+        f"{states[rank].who} is slow, not stuck: phase {states[rank].phase}, "
         f"step {states[rank].step}, {pace(states[rank])}"
         for rank in ranks[:8]
     )
@@ -107,7 +107,7 @@ def _without_gradient(states: Sequence[RankState]) -> Verdict | None:
     if not still or not past:
         return None
     texts = [
-        f"rank {state.rank} ({state.host}) has left the backward of step {state.step} without a gradient for "
+        f"{state.who} has left the backward of step {state.step} without a gradient for "
         f"{', '.join(state.without_gradient[:6])}{', ...' * (len(state.without_gradient) > 6)}, and is {where(state)}"
         for state in past[:4]
     ]
@@ -218,7 +218,7 @@ def _mismatched(states: Sequence[RankState], rank: int, trace: str) -> Verdict:
     difference = first_difference([state.recent for state in states])
     state = states[rank]
     reason = (
-        f"a peer sent rank {rank} ({state.host}) data of another size than it expected, and gloo aborted it "
+        f"a peer sent {state.who} data of another size than it expected, and gloo aborted it "
         f"at {state.line}: {difference[0] if difference else each(states)}; "
         f"phase {state.phase}, step {state.step}"
     )
@@ -269,7 +269,7 @@ def _verdict(
 ) -> Verdict:
     """That `ranks` are to blame, and why; the advice is the kind's own unless more is known."""
     advice, first = advice or KINDS[kind].advice, states[ranks[0]]
-    names = ", ".join(f"rank {rank} ({states[rank].host})" for rank in ranks[:16])
+    names = ", ".join(states[rank].who for rank in ranks[:16])
     names += f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     note = f", at {first.note!r}" if first.note else ""
     place = f"phase {first.phase}, step {first.step}{note}"

@@ -61,7 +61,7 @@ def where(state: RankState) -> str:
 def each(states: Iterable[RankState], most: int = 8) -> str:
     """Where every one of these ranks is, for a reason that must name nobody, or all."""
     several = list(states)
-    texts = [f"rank {state.rank} ({state.host}) {where(state)}, step {state.step}" for state in several[:most]]
+    texts = [f"{state.who} {where(state)}, step {state.step}" for state in several[:most]]
     return "; ".join(texts) + (f"; and {len(several) - most} others" if len(several) > most else "")
 
 

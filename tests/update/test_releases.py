@@ -115,7 +115,7 @@ def test_a_release(checkout, tmp_path):
         ("moving tag", "the tag v1 reads as a version"),
         ("file", "launch/torchrun.sh of"),
         ("move", "ddp/start/clocks.py; templates/moves.yml"),
-        ("moved", "ddp/start/launcher.py, which is no file of a new project"),
+        ("moved", "ddp/start/launcher.py"),
         ("question", "the question max_restarts of"),
         ("choice", "tracker=wandb of"),
         ("tasks", "every update would need --trust"),

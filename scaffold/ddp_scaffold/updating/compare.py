@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from .._errors import ScaffoldError
 from .._git import git, git_bytes
 from .recorded import Refused
 
@@ -42,8 +43,12 @@ def moves(repository: Path, old: str, new: str) -> dict[str, str]:
 
     That is also where another file stands at the old path now. An empty file is like every other, so none is found.
     """
-    words = ("diff", "--find-renames", "--break-rewrites", "-l0", "--no-rename-empty", "--name-status", "-z", old, new)
-    fields = iter(git(*words, cwd=repository).split("\0")[:-1])
+    words = ("diff", "--find-renames", "-l0", "--no-rename-empty", "--name-status", "-z", old, new)
+    try:
+        text = git(*words, "--break-rewrites", cwd=repository)
+    except ScaffoldError:  # git 2.39: "BUG: diffcore-rename.c: ... failed to find associated dst for broken pair"
+        text = git(*words, cwd=repository)  # finds no file whose place another one has taken
+    fields = iter(text.split("\0")[:-1])
     found, rewritten, copied = {}, set(), {}
     for status in fields:
         path = next(fields)

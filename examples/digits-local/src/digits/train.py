@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from .config import Settings, TrainSettings
@@ -291,7 +291,7 @@ def log_scalars(settings: Settings, run: Session, learner: "Learner", step: int,
     raise_if_diverged(learner, settings.train, step, run.metrics.latest.get("nonfinite_steps", 0))
 
 
-def draw_samples(settings: Settings, run: Session, learner: "Learner", dataset: Dataset[Any], step: int) -> None:
+def draw_samples(settings: Settings, run: Session, learner: "Learner", dataset: Any, step: int) -> None:
     """Draw on rank 0. The others wait for it without a collective, so the collective timeout does not matter."""
     device, path = run.job.device, run.dir / "samples" / f"step_{step:08d}"
 

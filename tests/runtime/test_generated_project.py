@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
 PRESETS = ("local", "generic-slurm")
 Render = Callable[..., Path]
 
@@ -49,11 +48,34 @@ def test_its_own_tests_pass(render: Render, tests: list[str]) -> None:
     tool(render({"package": "digits"}), "pytest", "-q", *tests)
 
 
-def test_functions_stay_short() -> None:
-    ended = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "size.py"], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stdout
+STOPPED = """
+from digits.ddp.agree import Agreement
+from digits.ddp.errors import StopRequested
+from digits.train import main
+
+poll = Agreement.poll
+
+def stopped(self, step):
+    if step == 10:
+        raise StopRequested("signal SIGTERM on rank 0")
+    poll(self, step)
+
+Agreement.poll = stopped
+main()
+"""
+
+
+def test_a_stop_right_after_a_checkpoint_does_not_write_it_again(render: Render) -> None:
+    """A second one of the same step would push an older one out of `checkpoint.keep`."""
+    project = render({"package": "digits", "model": "custom", "tracker": "none"})
+    (project / "stopped.py").write_text(STOPPED)
+    words = "--run.id stopped --run.device cpu --train.steps 60 --checkpoint.every_steps 10 --sample.every_steps 100"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    command = [sys.executable, "stopped.py", *words.split()]
+    environment["PYTHONPATH"] = "src"
+    ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert [path.name for path in (project / "runs/stopped/checkpoints").iterdir()] == ["step_00000010"]
 
 
 def test_the_ci_file_is_valid(render: Render) -> None:

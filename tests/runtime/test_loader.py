@@ -118,7 +118,14 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
         pytest.param(
             "worker-raise", "rank_exception", r"UNIT \d+ of DATA \(worker 0\): InjectedFault", marks=pytest.mark.slow
         ),
-        ("worker-hang", "dataloader_stalled", r"DATA \(worker 0 at UNIT \d+\): DataLoader timed out after 8 seconds"),
+        pytest.param(
+            *(
+                "worker-hang",
+                "dataloader_stalled",
+                r"DATA \(worker 0 at UNIT \d+\): DataLoader timed out after 8 seconds",
+            ),
+            marks=pytest.mark.slow,
+        ),
         ("worker-kill", "dataloader_worker_died", r"DATA \(worker 0 at UNIT \d+, signal 9: Killed\)"),
         pytest.param(
             "worker-shm", "shm_exhausted", r"DATA \(worker 0 at UNIT \d+, signal 7: Bus error\)", marks=pytest.mark.slow

@@ -177,6 +177,7 @@ def test_a_master_that_is_another_host(project: Path, there: Path) -> None:
     assert "MASTER_ADDR=198.51.100.7" in said
 
 
+@pytest.mark.slow  # `make test-more` runs it
 def test_a_rank_that_never_comes_is_named_and_what_the_others_found_is_said(project: Path, there: Path) -> None:
     short = {"DDP_CLOCKS__PREFLIGHT_S": "8", "DDP_RUN__ID": "try"}
     [(code, _, said)] = ended(by_hand(project, there, 0, 2, free_port(), **short))

@@ -53,7 +53,7 @@ from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
 from .start.stop import PreemptSettings, StopFlags, kind_of_stop
-from .trace import marks
+from .trace import marks, spent
 from .trace.collectives import keep_ledger
 from .trace.drift import Drift
 from .trace.heartbeat import beat, end_with, lose, phase
@@ -145,6 +145,7 @@ def session(
         keep_ledger(kept, job.control)
         if job.device.type == "cuda":
             marks.begin()
+            spent.begin()
         compare_sources(job)
         keep_models(partial(check_network, job))
         keep_optimizers()

@@ -14,21 +14,6 @@ from .start.groups import Job
 from .trace import flops, spent
 from .trace.replicas import optimizers
 
-# In a line of metrics.jsonl, in this order; docs/run-directory.md says what they mean. Where ranks differ in waiting,
-# standing still and memory, the number is that of the rank that has most of it.
-NUMBERS = (
-    "step_seconds",
-    "samples_per_second",
-    "data_wait_share",
-    "rank_wait_share",
-    "checkpoint_seconds",
-    "learning_rate",
-    "peak_memory_gib",
-    "tflops_per_gpu",
-    "mfu",
-    "elapsed_seconds",
-    "time",
-)
 OF_A_RANK = 5  # numbers that each rank has of its own, see `Meter.own`
 
 
@@ -42,6 +27,8 @@ class Moment:
 
 class Meter:
     """Numbers of this rank, and of all of them together. Costs no host sync, and no collective of its own.
+
+    Where ranks differ in waiting, standing still and memory, the number is that of the rank that has most of it.
 
     The first step of a start is left out: it warms up. On a GPU, steps count once it has finished them: those that it
     has still to make count at the next line.

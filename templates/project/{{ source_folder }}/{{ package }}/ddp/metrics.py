@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
-from .meter import NUMBERS, OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
+from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
+from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
 

@@ -44,6 +44,7 @@ from .rng import make_deterministic
 from .same.buffers import check_network
 from .same.sources import compare_sources
 from .start import kinship, owner
+from .start.again import how_to_go_on
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
@@ -184,6 +185,8 @@ def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
         owner.release(directory)
+        if lines := how_to_go_on(job.place, directory, verdict.exit_code):
+            say_last("\n".join(lines))
     if verdict.exit_code:
         tell_torchrun(verdict)
     logging.shutdown()

@@ -13,6 +13,7 @@ from typing import Any
 from ..rank_state import RankState
 from . import outcome
 from .chart import line_chart
+from .speed import speed_rows, without_numbers
 
 log = logging.getLogger("ddp")
 MARKS = {
@@ -56,6 +57,9 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     parts += ["## Attempts", _attempt_table(events)]
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
+        began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
+        if speed := speed_rows(metrics, began):
+            parts += ["## Speed", "Since the last start, without its first step.", _table(["", "median", "last"], speed)]
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
         newest = pictures[-1]
@@ -91,7 +95,7 @@ def _attempt_table(events: list[dict[str, Any]]) -> str:
 
 def _metric_table(metrics: list[dict[str, Any]]) -> str:
     """The last value of each metric, and its step."""
-    last = {name: (value, row["step"]) for row in metrics for name, value in row.items() if name != "step"}
+    last = {name: (row[name], row["step"]) for row in metrics for name in without_numbers(row) - {"step"}}
     rows = [
         [name, "not finite" if value is None else f"{value:.5g}", str(step)]
         for name, (value, step) in sorted(last.items())
@@ -147,7 +151,7 @@ def _slow(path: Path) -> list[str]:
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """A step can have two rows that count, of training and of evaluation: they differ in their names."""
     step: int = earlier["step"]
-    return step > row["step"] or (step == row["step"] and earlier.keys() == row.keys())
+    return step > row["step"] or (step == row["step"] and without_numbers(earlier) == without_numbers(row))
 
 
 def main() -> None:

@@ -57,9 +57,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     parts += ["## Attempts", _attempt_table(events)]
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
-        began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
-        if speed := speed_rows(metrics, began):
-            parts += ["## Speed", "Since the last start, without its first step.", _table(["", "median", "last"], speed)]
+        parts += _speed(metrics, events)
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
         newest = pictures[-1]
@@ -101,6 +99,13 @@ def _metric_table(metrics: list[dict[str, Any]]) -> str:
         for name, (value, step) in sorted(last.items())
     ]
     return _table(["metric", "last value", "at step"], rows)
+
+
+def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
+    rows = speed_rows(metrics, began)
+    about = "Of the lines since the last start, whose first step is left out."
+    return ["## Speed", about, _table(["", "median", "last"], rows)] if rows else []
 
 
 def _rank_table(states: list[RankState]) -> str:

@@ -1,4 +1,4 @@
-"""The numbers that stand beside the metrics of training, in metrics.jsonl and in the report; ddp/meter.py makes them."""
+"""The numbers beside the metrics of training, in metrics.jsonl and in the report; ddp/meter.py makes them."""
 
 from __future__ import annotations
 

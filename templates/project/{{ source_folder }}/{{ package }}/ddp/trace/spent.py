@@ -109,6 +109,7 @@ class Watch:
         self._phase = ""
         self._kind: Kind | None = None  # of the span that is open; None is this rank's own work
         self._begin: Any = None  # of that span
+        self._after: Kind | None = None  # what has just ended, if it was no part of a step
         self._step_began: Any = None  # None before the first step has ended
         self._entries: deque[_Entry] = deque()
         self._samples = self._batches = 0  # of the step under way
@@ -120,7 +121,12 @@ class Watch:
         if self._step_began is None or (self._kind in NO_PART and name != "train"):
             return
         kind = _kind(name)
+        if kind == "ranks" and self._after:
+            kind = self._after  # the others end it a little later, or earlier
+        elif name != "train":
+            self._after = None
         if kind != self._kind:
+            self._after = self._kind if self._kind in NO_PART else self._after
             self._change_to(kind)
 
     def computed(self) -> None:

@@ -104,6 +104,8 @@ def main() -> None:
     part("trace.collectives").keep_ledger()
     part("trace.replicas").keep_models(lambda _module: None)
     part("trace.replicas").keep_optimizers()
+    if job.device.type == "cuda":
+        part("trace.spent").begin()
     mine = tempfile.mkdtemp(prefix="gpt-benchmark-") if job.rank == 0 else ""
     scratch = Path(part("agree").from_rank0(job, mine))
     for name in ("stacks", "heartbeats"):

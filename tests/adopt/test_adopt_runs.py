@@ -58,8 +58,12 @@ def test_the_changed_script_trains_stops_and_goes_on(repository, adopt):
     stopped = launch(directory, "--epochs", "40", code=75, DDP_FAULTS="term@rank=1,step=12", DDP_PREEMPT__POLL_S="0.1")
     assert "stopped" in stopped
     assert outcome(directory)["outcome"] == "stopped"
-    resumed = launch(directory, "--epochs", "40", DDP_ATTEMPT="1")
-    assert "resumed from" in resumed
+    line = stopped.rstrip().splitlines()[-1]
+    assert line.endswith("launch/torchrun.sh --epochs 40")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-c", line], cwd="/", env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed from" in done.stderr
     assert outcome(directory)["outcome"] == "done"
 
 

@@ -126,7 +126,15 @@ def test_a_stopped_job_submits_itself_again_and_finishes(pbs: Pbs, project: Path
 def test_restarts_are_bounded(pbs: Pbs, project: Path) -> None:
     submit(pbs, project, "stall,stall", "-v", "DDP_PLAN,PREFLIGHT=0,MAX_RESTARTS=1")
     assert pbs.end("2.standin")["code"] == 70
-    assert "no restarts left of 1; exit code 70" in output(project, "2")
+    told = output(project, "2").rstrip().splitlines()
+    assert "no restarts left of 1; exit code 70" in told[-3]
+    assert told[-1].startswith(f"cd '{project}' && ")
+    assert "DDP_RUN__ID=pbs-1 " in told[-1]
+    assert " qsub -q " in told[-1]
+    names = told[-1].split(" -v ")[1].split()[0].split(",")
+    assert {"DDP_RUN__ID", "MAX_RESTARTS", "PREFLIGHT"} <= set(names)
+    assert not {"DDP_ATTEMPT", "DDP_WALLTIME_END"} & set(names)
+    assert told[-1].endswith(" launch/train.pbs")
     assert not (pbs.jobs / "3.standin.json").exists()
 
 

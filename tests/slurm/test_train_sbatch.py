@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -120,6 +121,10 @@ def test_peers_of_a_killed_rank_have_the_time_to_say_who_it_was(
     result = submit(project, ["--plan", "vanish"], MAX_RESTARTS="0", LAUNCHER=launcher).wait()
     assert (result.state, result.exit_code) == ("FAILED", 70), result.output
     assert "stalled: rank 1 sends no heartbeat any more" in result.output
+    *_, before, line = result.output.rstrip().splitlines()
+    assert "to go on from the newest checkpoint:" in before
+    assert re.match(r"cd .+ && DDP_RUN__ID=slurm-\d+ .*MAX_RESTARTS=0 ", line), line
+    assert re.search(r" sbatch .*train\.sbatch --plan vanish$", line), line
 
 
 def test_a_signal_to_node_sh_alone_reaches_the_ranks(submit: Callable[..., Any], project: Path) -> None:

@@ -81,6 +81,7 @@ def main() -> None:
 
 def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
+    settings = with_precision(settings, run.job)
     job, options = run.job, settings.train
 
     seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks
@@ -136,7 +137,7 @@ def train(settings: Settings, run: Session) -> None:
 
                 if due(settings.log.every_steps, position.step):
                     log_scalars(settings, run, learner, position.step, values)
-                    bar.set_postfix({"loss": run.metrics.latest.get("loss")})
+                    bar.set_postfix(run.metrics.glance("loss"))
         except StopRequested:
             if position.saved < position.step:
                 save(settings, run, learner, position, must=True)
@@ -148,6 +149,13 @@ def train(settings: Settings, run: Session) -> None:
 def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:
     """A copy of the network for the exponential moving average of its weights, or None if `decay` is 0."""
     return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+
+
+def with_precision(settings: Settings, job: Job) -> Settings:
+    """In the place of `auto`: bf16 if the GPUs of all ranks have it, else fp32."""
+    if settings.train.precision != "auto":
+        return settings
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"precision": job.precision})})
 
 
 def loss_scaler(options: TrainSettings, device: torch.device) -> torch.amp.GradScaler:
@@ -252,7 +260,8 @@ def validate(
 
 def log_scalars(settings: Settings, run: Session, learner: "Learner", step: int, values: dict[str, Tensor]) -> None:
     """Log the values of a step. They are read without a host sync: `latest` has those of the call before."""
-    run.metrics.scalars(step, values | {"param_norm": global_norm(learner.network.parameters())})
+    values = values | {"param_norm": global_norm(learner.network.parameters())}
+    run.metrics.scalars(step, values, learning_rate=learner.optimizer.param_groups[0]["lr"])
     raise_if_diverged(learner, settings.train, step, run.metrics.latest.get("nonfinite_steps", 0))
 
 

@@ -14,7 +14,8 @@ The map, from top to bottom: a module imports from its own line and from the lin
     same/                   before step 1: are code, networks and buffers the same on all ranks
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
-    trace/                  what a rank knows of itself: phase and progress (heartbeat), collectives, slow steps, drift
+    meter                   time, throughput, waiting and memory, for the metric log
+    trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
     faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
     report/                 what a run writes about itself: outcome.json, report.md

@@ -44,6 +44,7 @@ from .rng import make_deterministic
 from .same.buffers import check_network
 from .same.sources import compare_sources
 from .start import kinship, owner
+from .start.again import how_to_go_on
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
@@ -53,7 +54,7 @@ from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
 from .start.stop import PreemptSettings, StopFlags, kind_of_stop
-from .trace import marks
+from .trace import marks, spent
 from .trace.collectives import keep_ledger
 from .trace.drift import Drift
 from .trace.heartbeat import beat, end_with, lose, phase
@@ -145,6 +146,7 @@ def session(
         keep_ledger(kept, job.control)
         if job.device.type == "cuda":
             marks.begin()
+            spent.begin()
         compare_sources(job)
         keep_models(partial(check_network, job))
         keep_optimizers()
@@ -183,6 +185,8 @@ def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
         owner.release(directory)
+        if lines := how_to_go_on(job.place, directory, verdict.exit_code):
+            say_last("\n".join(lines))
     if verdict.exit_code:
         tell_torchrun(verdict)
     logging.shutdown()

@@ -13,6 +13,7 @@ from typing import Any
 from ..rank_state import RankState
 from . import outcome
 from .chart import line_chart
+from .speed import speed_rows, without_numbers
 
 log = logging.getLogger("ddp")
 MARKS = {
@@ -56,6 +57,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     parts += ["## Attempts", _attempt_table(events)]
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
+        parts += _speed(metrics, events)
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
         newest = pictures[-1]
@@ -91,12 +93,19 @@ def _attempt_table(events: list[dict[str, Any]]) -> str:
 
 def _metric_table(metrics: list[dict[str, Any]]) -> str:
     """The last value of each metric, and its step."""
-    last = {name: (value, row["step"]) for row in metrics for name, value in row.items() if name != "step"}
+    last = {name: (row[name], row["step"]) for row in metrics for name in without_numbers(row) - {"step"}}
     rows = [
         [name, "not finite" if value is None else f"{value:.5g}", str(step)]
         for name, (value, step) in sorted(last.items())
     ]
     return _table(["metric", "last value", "at step"], rows)
+
+
+def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
+    rows = speed_rows(metrics, began)
+    about = "Of the lines since the last start, whose first step is left out."
+    return ["## Speed", about, _table(["", "median", "last"], rows)] if rows else []
 
 
 def _rank_table(states: list[RankState]) -> str:
@@ -147,7 +156,7 @@ def _slow(path: Path) -> list[str]:
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """A step can have two rows that count, of training and of evaluation: they differ in their names."""
     step: int = earlier["step"]
-    return step > row["step"] or (step == row["step"] and earlier.keys() == row.keys())
+    return step > row["step"] or (step == row["step"] and without_numbers(earlier) == without_numbers(row))
 
 
 def main() -> None:

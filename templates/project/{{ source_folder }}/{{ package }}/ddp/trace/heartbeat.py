@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .. import faults
 from ..rank_state import RankState
-from . import gradients, marks
+from . import gradients, marks, spent
 from .collectives import ledger
 from .lines import of_error, of_thread, standing
 from .slow_steps import Pace
@@ -103,6 +103,7 @@ def _enter(name: str) -> None:
         left = beat.phase
         _change_to(name)
         marks.mark(beat.step, name)
+        spent.watch.enter(name)
         if left == "backward":
             gradients.after_backward()
         _keep_standing(left == "backward")
@@ -150,6 +151,8 @@ def step_done(step: int, epoch: int) -> None:
         beat.backward_s = beat.seconds.get("backward", 0.0)
         if beat.phase == "init":
             _change_to("train")
+        else:
+            spent.watch.step_done()
         _keep_standing(after_backward=False)
     beat.pace.step_done(step, beat.seconds)
 

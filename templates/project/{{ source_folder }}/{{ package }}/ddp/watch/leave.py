@@ -22,6 +22,7 @@ from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
 from ..start import owner
+from ..start.again import how_to_go_on
 from ..start.board import post
 from ..start.elastic import tell_torchrun
 from ..start.groups import Job
@@ -71,7 +72,8 @@ def end(
     wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
         report.write(run_dir)
-        say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
+        words = [f"{verdict.kind}: {verdict.reason}", f"report: {run_dir / 'report.md'}"]
+        say_last("\n".join([*words, *how_to_go_on(job.place, run_dir, verdict.exit_code)]))
     log.error("%s: %s", verdict.kind, verdict.reason)
     _leave_together(job, store, verdict, mine, gone)
 

@@ -19,6 +19,7 @@ from ..rank_state import RankState
 from . import gradients, marks
 from .collectives import ledger
 from .lines import of_error, of_thread, standing
+from .phases import phases
 from .slow_steps import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -123,6 +124,7 @@ def _change_to(name: str) -> None:
     now = beat.progress_at
     beat.seconds[beat.phase] = beat.seconds.get(beat.phase, 0.0) + now - beat.entered_at
     beat.phase, beat.entered_at, beat.entered = name, now, beat.progress
+    phases.add(name, beat.step)
 
 
 def progress(note: str = "") -> None:

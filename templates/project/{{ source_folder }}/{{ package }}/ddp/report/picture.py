@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -16,8 +17,8 @@ from .timeline import Row, Span, Timeline
 
 WIDTH, LEFT, RIGHT = 1000, 196, 24
 PLOT = WIDTH - LEFT - RIGHT
-MARK, TEXT, PALE = "#b00020", "#1a1a1a", "#5f6368"
-# Distinct also for people who confuse red and green (Okabe and Ito, jfly.uni-koeln.de/color); greys for what is no work.
+MARK, BLAMED, TEXT, PALE = "#b00020", "#fdecea", "#1a1a1a", "#5f6368"
+# Distinct also for those who confuse red and green (Okabe and Ito, jfly.uni-koeln.de/color); greys for what is no work.
 COLOURS = {
     "data": "#e69f00",
     "forward": "#0072b2",
@@ -34,6 +35,7 @@ GUARD, WAIT, OTHER = "#d55e00", "#80868b", "#a0522d"
 SINGLE = 16  # ranks that all get a row of their own
 MOST = 24  # rows, above which nodes side by side that are alike become one
 ALIKE = 0.12  # share of the time in which two ranks may differ that are drawn as one
+ROUND = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)  # seconds between ticks
 Key = tuple[str, bool]  # phase, and whether the rank waits in it
 
 
@@ -59,7 +61,7 @@ def draw(timeline: Timeline, end: Mapping[str, Any]) -> str:
     bands = _bands(timeline, blamed, (first, last))
     height = 26 if len(bands) <= SINGLE else 18
     said = sentence(timeline, end)
-    title = textwrap.wrap(said, 102)
+    title = _lines(said)
     top = 34 + 22 * len(title) + 42
 
     def across(at: float) -> float:
@@ -67,7 +69,8 @@ def draw(timeline: Timeline, end: Mapping[str, Any]) -> str:
 
     bottom = top + height * len(bands)
     body = [_patterns({span.phase for band in bands for span in band.rows[0].spans})]
-    body += [element("text", line, x=20, y=32 + 22 * n, font_size=17, font_weight="bold", fill=TEXT) for n, line in enumerate(title)]
+    for number, line in enumerate(title):
+        body.append(element("text", line, x=20, y=32 + 22 * number, font_size=16, font_weight="bold", fill=TEXT))
     body.append(element("text", _about(timeline, end), x=20, y=30 + 22 * len(title), fill=PALE))
     body += _axis(timeline, first, last, across, top, bottom)
     shown: set[Key] = set()
@@ -79,6 +82,12 @@ def draw(timeline: Timeline, end: Mapping[str, Any]) -> str:
     body += legend
     body.append(element("text", _foot(timeline, bands), x=20, y=depth + 24, font_size=11, fill=PALE))
     return document(WIDTH, depth + 38, body, said, _description(bands))
+
+
+def _lines(text: str) -> list[str]:
+    """The title in lines of about equal length."""
+    count = math.ceil(len(text) / 92)
+    return textwrap.wrap(text, min(92, len(text) // count + 12))
 
 
 def _window(timeline: Timeline, blamed: Sequence[int]) -> tuple[float, float]:
@@ -103,7 +112,7 @@ def _steps(rows: Iterable[Row]) -> list[float]:
         for span in row.spans[-200:]:
             begins.setdefault(span.step, span.begin)
         times = list(begins.values())
-        found += [later - earlier for earlier, later in zip(times[1:], times[2:], strict=False)]
+        found += [later - earlier for earlier, later in pairwise(times[1:])]
     return found
 
 
@@ -121,7 +130,8 @@ def _folded(
     open_band: list[Row] = []
     for row in rows:
         mine = row.rank in blamed
-        if open_band and not mine and (across_hosts or row.host == open_band[0].host) and _alike(open_band[0], row, window):
+        near = open_band and (across_hosts or row.host == open_band[0].host)
+        if near and not mine and _alike(open_band[0], row, window):
             open_band.append(row)
             continue
         if open_band:
@@ -194,23 +204,24 @@ def _columns(row: Row, window: tuple[float, float]) -> list[tuple[int, int, Key]
 def _band(band: Band, window: tuple[float, float], top: float, height: float) -> tuple[list[str], set[Key]]:
     row, middle, pad = band.rows[0], top + height / 2 + 4, 3
     colour, weight = (MARK, "bold") if band.blamed else (TEXT, "normal")
-    drawn = []
-    if band.blamed:
-        drawn.append(element("rect", x=12, y=top, width=WIDTH - 24, height=height, rx=3, fill="#fdecea", class_="blamed"))
+    around = {"x": 12, "y": top + 0.5, "width": WIDTH - 24, "height": height - 1, "rx": 3}
+    drawn = [element("rect", **around, fill=BLAMED, class_="blamed")] if band.blamed else []
     label = f"▶ {band.label}" if band.blamed else band.label
     drawn.append(element("text", label, x=LEFT - 10, y=middle, text_anchor="end", fill=colour, font_weight=weight))
     runs = _columns(row, window)
     for begin, end, (phase, waits) in runs:
         fill = f"url(#{_pattern(phase)})" if waits else colour_of(phase)
-        drawn.append(element("rect", x=LEFT + begin, y=top + pad, width=end - begin, height=height - 2 * pad, fill=fill))
+        inside = {"x": LEFT + begin, "y": top + pad, "width": end - begin, "height": height - 2 * pad}
+        drawn.append(element("rect", **inside, fill=fill))
     drawn += [_words(row, run, window, middle, band.blamed) for run in runs if run[1] - run[0] >= 84]
     if not row.spans:
-        drawn.append(element("text", "left no word of what it did", x=LEFT + 8, y=middle, fill=PALE, font_style="italic"))
+        text = "left no word of what it did"
+        drawn.append(element("text", text, x=LEFT + 8, y=middle, fill=PALE, font_style="italic"))
     if row.ended is not None and runs:
-        drawn.append(element("text", "✕", x=LEFT + runs[-1][1] + 3, y=middle, font_size=14, font_weight="bold", fill=MARK))
+        x = LEFT + runs[-1][1] + 3
+        drawn.append(element("text", "✕", x=x, y=middle, font_size=14, font_weight="bold", fill=MARK, class_="gone"))
     if band.blamed:
-        outline = {"fill": "none", "stroke": MARK, "stroke_width": 2}
-        drawn.append(element("rect", x=12, y=top + 0.5, width=WIDTH - 24, height=height - 1, rx=3, **outline))
+        drawn.append(element("rect", **around, fill="none", stroke=MARK, stroke_width=2))
     return drawn, {key for _, _, key in runs}
 
 
@@ -219,18 +230,17 @@ def _words(row: Row, run: tuple[int, int, Key], window: tuple[float, float], y: 
     begin, end, (phase, waits) = run
     scale = (window[1] - window[0]) / PLOT
     middle = window[0] + (begin + end) / 2 * scale
-    span = next((each for each in row.spans if each.begin <= middle <= each.end and (each.phase, each.waits) == run[2]), None)
+    those = (each for each in row.spans if (each.phase, each.waits) == (phase, waits))
+    span = next((each for each in those if each.begin <= middle <= each.end), None)
     if span is None:
         return ""
-    if waits:
-        what = f"waits {waits_in(row)}" if span is row.last else "waits"
-    else:
-        what = phase_name(phase)
+    waiting = f"waits {waits_in(row)}" if span is row.last else "waits"
+    what = waiting if waits else phase_name(phase)
     text, room = f"{what}, {seconds(span.end - span.begin)}", (end - begin) // 7
     text = text if len(text) <= room else seconds(span.end - span.begin)
     halo = {"stroke": "white", "stroke_width": 3.5, "paint_order": "stroke", "stroke_linejoin": "round"}
-    weight = "bold" if bold else "normal"
-    return element("text", text, x=LEFT + (begin + end) / 2, y=y, text_anchor="middle", fill=TEXT, font_weight=weight, **halo)
+    place = {"x": LEFT + (begin + end) / 2, "y": y, "text_anchor": "middle"}
+    return element("text", text, **place, fill=TEXT, font_weight="bold" if bold else "normal", **halo)
 
 
 def colour_of(phase: str) -> str:
@@ -252,15 +262,15 @@ def _patterns(phases: Iterable[str]) -> str:
     for phase in sorted({_pattern(phase): phase for phase in phases}.values()):
         inner = element("rect", width=7, height=7, fill=colour_of(phase), fill_opacity=0.16)
         inner += element("line", x1=0, y1=0, x2=0, y2=7, stroke=colour_of(phase), stroke_width=3, stroke_opacity=0.7)
-        head = f'<pattern id="{_pattern(phase)}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        found.append(f"{head}{inner}</pattern>")
+        size = 'width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
+        found.append(f'<pattern id="{_pattern(phase)}" {size}>{inner}</pattern>')
     return f"<defs>{''.join(found)}</defs>"
 
 
 def _axis(timeline: Timeline, first: float, last: float, across: Any, top: float, bottom: float) -> Iterator[str]:
     """Lines and times of day, at round seconds."""
     rough = (last - first) / 6
-    step = next((each for each in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600) if each >= rough), 86400)
+    step = next((each for each in ROUND if each >= rough), 86400)
     digits = max(0, -math.floor(math.log10(step))) if step < 1 else 0
     number = math.ceil((timeline.time + first) / step)
     while (at := number * step - timeline.time) <= last:
@@ -272,9 +282,9 @@ def _axis(timeline: Timeline, first: float, last: float, across: Any, top: float
 
 def _moment(timeline: Timeline, end: Mapping[str, Any], across: Any, top: float, bottom: float) -> list[str]:
     """The line at which the clock rang, or the end began."""
+    what = {"rank_exception": "the exception", "rank_killed": "the others noticed"}.get(str(end.get("kind")), "noticed")
     clock = clock_name(timeline)
-    name = f"{timeline.clock}: " if timeline.clock else ""
-    text = f"{name}the {clock} rang" if clock else f"{end.get('kind', 'the end')} noticed"
+    text = f"{clock} (clocks.{timeline.clock}) rang" if clock else what
     x = across(timeline.rang_at)
     anchor = "end" if x > LEFT + PLOT / 2 else "start"
     label = f"{text}, {time_of_day(timeline, timeline.rang_at)}"
@@ -286,8 +296,10 @@ def _moment(timeline: Timeline, end: Mapping[str, Any], across: Any, top: float,
 
 def _legend(shown: set[Key], top: float) -> tuple[list[str], float]:
     """A box for each phase and one for waiting; returns also where it ends."""
-    entries = {phase_name(phase): colour_of(phase) for phase, waits in sorted(shown) if not waits or phase in COLOURS}
-    boxes = [(name, fill) for name, fill in entries.items()]
+    known = list(COLOURS)
+    order = sorted(phase for phase, waits in shown if not waits or phase in COLOURS)
+    order.sort(key=lambda phase: known.index(phase) if phase in known else -1)
+    boxes = [(name, fill) for name, fill in {phase_name(phase): colour_of(phase) for phase in order}.items()]
     hatch = next((f"url(#{_pattern(phase)})" for phase, waits in sorted(shown) if waits), "")
     boxes += [("waits for other ranks", hatch)] if hatch else []
     drawn, x = [], 20.0
@@ -324,7 +336,8 @@ def _description(bands: Sequence[Band]) -> str:
         if row.last:
             what = f"waits {waits_in(row)}" if row.last.waits else f"is in {phase_name(row.last.phase)}"
             texts.append(f"{band.label} {what}{', to blame' if band.blamed else ''}")
-    return "Ranks down, time across, a colour for each phase, hatched where a rank waits for others. At the end: " + "; ".join(texts)
+    what = "Ranks down, time across, a colour for each phase, hatched where a rank waits for others"
+    return f"{what}. At the end: {'; '.join(texts)}"
 
 
 def _short(text: str, most: int) -> str:

@@ -27,7 +27,10 @@ MARKS = {
 
 
 def write(run_dir: Path) -> None:
-    """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg. A problem here is a warning: the run's end must not depend on its report."""
+    """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
+
+    A problem here is a warning: the run's end must not depend on its report.
+    """
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
@@ -63,8 +66,9 @@ def _picture(run_dir: Path, events: list[dict[str, Any]]) -> list[str]:
         end = _end_of(events, found.start)
         (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
         said = sentence(found, end)
-        of = "" if end is next((each for each in reversed(events) if each["event"] == "end"), end) else " (an earlier end)"
-        return [f"![{said}](timeline.svg)", f"{said}{of}."]
+        newest = sum(event["event"] == "start" for event in events)
+        earlier = f" (start {found.start})" if found.start != newest else ""
+        return [f"![{said}](timeline.svg)", f"{said}{earlier}."]
     except Exception as error:  # whatever the file holds: the report is what matters
         return [f"No picture of the ranks: {type(error).__name__}: {error}."]
 
@@ -179,7 +183,7 @@ def main() -> None:
     """Make the reports of the run directories that the command line names, or a trace of one of them."""
     parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
     parser.add_argument("runs", nargs="*", type=Path, help="run directories; by default the newest below runs/")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto or Chrome")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
     options = parser.parse_args()
     newest = sorted(Path("runs").glob("*/attempts.jsonl"), key=lambda path: path.stat().st_mtime)[-1:]
     runs = options.runs or [path.parent for path in newest]
@@ -202,7 +206,7 @@ def _write_trace(run_dir: Path, path: Path) -> None:
     try:
         found = timeline.load(run_dir)
         if found is None:
-            sys.exit(f"error: {run_dir} has no {timeline.FILE}: no end of this run was other than clean\n  -> name another run")
+            sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
         trace_events.write(found, _end_of(outcome.attempts(run_dir), found.start), path)
     except (OSError, ValueError) as error:
         sys.exit(f"error: no trace of {run_dir}: {error}")

@@ -107,7 +107,8 @@ def _where(rows: Sequence[Row]) -> str:
     places = Counter(phase_name(row.last.phase) for row in rows if row.last)
     if not places:
         return "nobody could tell where any rank was"
-    return "; ".join(f"{count} {'rank was' if count == 1 else 'ranks were'} in {phase}" for phase, count in places.items())
+    texts = [f"{count} {'rank was' if count == 1 else 'ranks were'} in {phase}" for phase, count in places.items()]
+    return "; ".join(texts)
 
 
 def _waiting(timeline: Timeline, rows: Sequence[Row], named: Sequence[int]) -> str:

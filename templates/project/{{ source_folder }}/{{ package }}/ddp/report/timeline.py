@@ -2,8 +2,8 @@
 
 Each rank tells the time by `time.monotonic()`, which no setting of the clock changes, and which all processes of a host
 share. Hosts are set equal by a message of the store that all ranks hear at once, the verdict; of the ranks of a host,
-the one that heard it first counts. `Timeline.spread_s` is how far apart ranks of one host heard it, and so about how far
-hosts may be apart.
+the one that heard it first counts. `Timeline.spread_s` is how far apart ranks of one host heard it, and so about how
+far hosts may be apart.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _timeline(head: dict[str, Any], records: Sequence[Any]) -> Timeline:
             rows.append(Row(rank, str(host)))
     clock, limit = (str(rang["clock"]), float(rang["limit_s"])) if rang else ("", 0.0)
     several = len({record["clock"] for record in known.values()}) > 1
-    waiting = tuple(_with_waits(rows))
-    return Timeline(waiting, clock, limit, rang_at, float(head["time"]), spread if several else None, int(head["start"]))
+    apart = spread if several else None
+    return Timeline(tuple(_with_waits(rows)), clock, limit, rang_at, float(head["time"]), apart, int(head["start"]))
 
 
 def _whole(record: Any) -> bool:
@@ -141,7 +141,7 @@ def _whole(record: Any) -> bool:
 
 
 def _offsets(records: Sequence[dict[str, Any]], reference: str) -> tuple[dict[str, int], float]:
-    """Clock -> microseconds by which it is ahead of `reference`; and how far apart ranks of one clock heard the news."""
+    """Clock -> microseconds by which it is ahead of `reference`; and how far apart ranks of one clock heard it."""
     heard: dict[int, dict[str, list[int]]] = {}  # number of the message -> clock -> when its ranks heard it
     for record in records:
         for number, at in record.get("heard", {}).items():

@@ -1,9 +1,9 @@
 """The last changes of phase of this rank, for the picture of a failure. They outlive the process while a sibling lives.
 
-They stand in a memory file without a name (memfd_create(2), Linux), which the other ranks of the host open through /proc
-once they know this process. So they can be read when it is killed, suspended, or holds the GIL in C code; nothing is
-written to a file system while training goes on, and nothing is left behind. Without memory files they are kept in plain
-memory, and lost with the process.
+They stand in a memory file without a name (memfd_create(2), Linux), which the other ranks of the host open through
+/proc once they know this process. So they can be read when it is killed, suspended, or holds the GIL in C code; nothing
+is written to a file system while training goes on, and nothing is left behind. Without memory files they are kept in
+plain memory, and lost with the process.
 
 Times are `time.monotonic_ns()`: it does not jump, and is one clock for all processes of a host.
 """

@@ -101,7 +101,10 @@ class Shared:
         self.gone = len(silent)
         for rank in silent[:16]:
             found[rank] = with_last_entry(found[rank], self.run_dir)
-        return judge(found, silent, {rank: last_words(self.run_dir, rank) for rank in silent[:16]})
+        words = {rank: last_words(self.run_dir, rank) for rank in silent[:16]}
+        if any("Timeout (" in text for text in words.values()):  # its own interpreter has ended it
+            self.rang = Rang("silent_s", self.job.clocks.silent_s, microseconds())
+        return judge(found, silent, words)
 
 
 class HeartbeatThread(threading.Thread):

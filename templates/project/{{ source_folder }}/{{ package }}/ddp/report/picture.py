@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..ranks import ranges
@@ -32,6 +30,7 @@ COLOURS = {
     "train": "#d3d7db",
 }
 GUARD, WAIT, OTHER = "#d55e00", "#80868b", "#a0522d"
+HALO: dict[str, Any] = {"stroke": "white", "stroke_width": 3.5, "paint_order": "stroke", "stroke_linejoin": "round"}
 SINGLE = 16  # ranks that all get a row of their own
 MOST = 24  # rows, above which nodes side by side that are alike become one
 ALIKE = 0.12  # share of the time in which two ranks may differ that are drawn as one
@@ -75,7 +74,7 @@ def draw(timeline: Timeline, end: Mapping[str, Any]) -> str:
     body += _axis(timeline, first, last, across, top, bottom)
     shown: set[Key] = set()
     for number, band in enumerate(bands):
-        drawn, keys = _band(band, (first, last), top + height * number, height)
+        drawn, keys = _band(band, (first, last), timeline.rang_at, top + height * number, height)
         body, shown = body + drawn, shown | keys
     body += _moment(timeline, end, across, top, bottom)
     legend, depth = _legend(shown, bottom + 44)
@@ -91,91 +90,72 @@ def _lines(text: str) -> list[str]:
 
 
 def _window(timeline: Timeline, blamed: Sequence[int]) -> tuple[float, float]:
-    """From when to when: what went wrong is most of it, and before it some steps that went well."""
-    begins = [row.spans[0].begin for row in timeline.rows if row.spans]
-    last = max((row.spans[-1].end for row in timeline.rows if row.spans), default=0.0)
-    last = max(last, timeline.rang_at)
-    involved = [row for row in timeline.rows if row.spans and (row.rank in blamed or not blamed)]
-    waiting = [row for row in timeline.rows if waits_in(row)]
-    trouble = min((since(row) for row in [*involved, *waiting]), default=last)
-    step_s = median(_steps(involved or list(timeline.rows)) or [1.0])
-    span = max(1.4 * (last - trouble), (last - trouble) + 4 * min(step_s, last - trouble + 1), 0.2)
-    first = max(last - span, min(begins, default=last - span))
-    return (first, last + (last - first) * 0.02) if last > first else (last - 1, last)
+    """From when to when: what went wrong is most of it, and before it some steps, but not the start of the run."""
+    rows = [row for row in timeline.rows if row.spans]
+    if not rows:
+        return timeline.rang_at - 1, timeline.rang_at
+    last = max(timeline.rang_at, *(row.spans[-1].end for row in rows))
+    involved = [row for row in rows if row.rank in blamed] or rows
+    trouble = min(since(row) for row in [*involved, *(row for row in rows if waits_in(row))])
+    took, before = last - trouble, last - min(_steps_before(row) for row in involved)
+    first = last - max(1.4 * took, min(1.2 * before, 2.5 * took), 1.2 * min(before, 0.5), 0.01)
+    started = max((span.end for row in rows for span in row.spans[:-1] if span.phase == "init"), default=first)
+    first = max(first, started) if started < trouble else first
+    return max(first, min(row.spans[0].begin for row in rows)), last + (last - first) * 0.02
 
 
-def _steps(rows: Iterable[Row]) -> list[float]:
-    """How long the last steps took."""
-    found = []
-    for row in rows:
-        begins: dict[int, float] = {}
-        for span in row.spans[-200:]:
-            begins.setdefault(span.step, span.begin)
-        times = list(begins.values())
-        found += [later - earlier for earlier, later in pairwise(times[1:])]
-    return found
+def _steps_before(row: Row, steps: int = 5) -> float:
+    """When this rank began the step so many steps before its last one."""
+    step = row.spans[-1].step - steps
+    return next(span.begin for span in row.spans if span.step >= step)
 
 
 def _bands(timeline: Timeline, blamed: Sequence[int], window: tuple[float, float]) -> list[Band]:
     """Each rank alone, up to `SINGLE` of them; beyond, those of a node that are alike, and then nodes side by side."""
     if len(timeline.rows) <= SINGLE:
         return [Band((row,), row.rank in blamed) for row in timeline.rows]
-    bands = list(_folded(timeline.rows, blamed, window, across_hosts=False))
-    return bands if len(bands) <= MOST else list(_folded(timeline.rows, blamed, window, across_hosts=True))
+    shares = {row.rank: _shares(row, window) for row in timeline.rows}
+
+    def alike(one: Row, other: Row) -> bool:
+        """Whether both are in the same place at the end, and spent each eighth of the time alike."""
+        places = [(row.last and (row.last.phase, row.last.waits), row.call, row.ended) for row in (one, other)]
+        mine, others = shares[one.rank], shares[other.rank]
+        apart = sum(abs(mine.get(key, 0.0) - others.get(key, 0.0)) for key in {*mine, *others})
+        return places[0] == places[1] and apart / 2 < ALIKE * (window[1] - window[0])
+
+    bands = [Band((row,), row.rank in blamed) for row in timeline.rows]
+    bands = _folded(bands, lambda one, other: one.host == other.host and alike(one, other))
+    return bands if len(bands) <= MOST else _folded(bands, alike)
 
 
-def _folded(
-    rows: Sequence[Row], blamed: Sequence[int], window: tuple[float, float], across_hosts: bool
-) -> Iterator[Band]:
-    open_band: list[Row] = []
-    for row in rows:
-        mine = row.rank in blamed
-        near = open_band and (across_hosts or row.host == open_band[0].host)
-        if near and not mine and _alike(open_band[0], row, window):
-            open_band.append(row)
-            continue
-        if open_band:
-            yield Band(tuple(open_band), False)
-        open_band = [] if mine else [row]
-        if mine:
-            yield Band((row,), True)
-    if open_band:
-        yield Band(tuple(open_band), False)
-
-
-def _alike(one: Row, other: Row, window: tuple[float, float]) -> bool:
-    """Whether both are in the same place at the end, and spent the eighths of the time alike."""
-    if not one.spans or not other.spans:
-        return not one.spans and not other.spans
-    ends = [(row.spans[-1].phase, row.spans[-1].waits, row.call, row.ended) for row in (one, other)]
-    if ends[0] != ends[1]:
-        return False
-    times = [_shares(row, window) for row in (one, other)]
-    apart = sum(abs(times[0].get(key, 0.0) - times[1].get(key, 0.0)) for key in {**times[0], **times[1]})
-    return apart / 2 < ALIKE * (window[1] - window[0])
+def _folded(bands: Sequence[Band], alike: Callable[[Row, Row], bool]) -> list[Band]:
+    """Side by side, and none to blame: one band."""
+    found: list[Band] = []
+    for band in bands:
+        if found and not found[-1].blamed and not band.blamed and alike(found[-1].rows[0], band.rows[0]):
+            found[-1] = Band(found[-1].rows + band.rows, False)
+        else:
+            found.append(band)
+    return found
 
 
 def _shares(row: Row, window: tuple[float, float], parts: int = 8) -> dict[tuple[int, Key], float]:
+    """Seconds in each phase, in each of the equal parts of the window."""
     first, last = window
     part_s = (last - first) / parts
     found: dict[tuple[int, Key], float] = {}
     for span in _inside(row.spans, window):
-        number = int((span.begin - first) / part_s)
-        begin = span.begin
-        while begin < span.end:
-            until = min(span.end, first + (number + 1) * part_s)
+        for number in range(int((span.begin - first) / part_s), min(int((span.end - first) / part_s), parts) + 1):
+            inside = min(span.end, first + (number + 1) * part_s) - max(span.begin, first + number * part_s)
             key = (number, (span.phase, span.waits))
-            found[key] = found.get(key, 0.0) + max(until - begin, 0.0)
-            begin, number = max(until, begin), number + 1
-            if number > parts:
-                break
+            found[key] = found.get(key, 0.0) + max(inside, 0.0)
     return found
 
 
 def _inside(spans: Iterable[Span], window: tuple[float, float]) -> Iterator[Span]:
     for span in spans:
         if span.end >= window[0] and span.begin <= window[1]:
-            yield replace(span, begin=max(span.begin, window[0]), end=min(span.end, window[1]))
+            yield span._replace(begin=max(span.begin, window[0]), end=min(span.end, window[1]))
 
 
 def _columns(row: Row, window: tuple[float, float]) -> list[tuple[int, int, Key]]:
@@ -201,19 +181,24 @@ def _columns(row: Row, window: tuple[float, float]) -> list[tuple[int, int, Key]
     return runs
 
 
-def _band(band: Band, window: tuple[float, float], top: float, height: float) -> tuple[list[str], set[Key]]:
+def _band(
+    band: Band, window: tuple[float, float], rang_at: float, top: float, height: float
+) -> tuple[list[str], set[Key]]:
     row, middle, pad = band.rows[0], top + height / 2 + 4, 3
     colour, weight = (MARK, "bold") if band.blamed else (TEXT, "normal")
-    around = {"x": 12, "y": top + 0.5, "width": WIDTH - 24, "height": height - 1, "rx": 3}
+    around: dict[str, Any] = {"x": 12, "y": top + 0.5, "width": WIDTH - 24, "height": height - 1, "rx": 3}
     drawn = [element("rect", **around, fill=BLAMED, class_="blamed")] if band.blamed else []
     label = f"▶ {band.label}" if band.blamed else band.label
     drawn.append(element("text", label, x=LEFT - 10, y=middle, text_anchor="end", fill=colour, font_weight=weight))
     runs = _columns(row, window)
     for begin, end, (phase, waits) in runs:
         fill = f"url(#{_pattern(phase)})" if waits else colour_of(phase)
-        inside = {"x": LEFT + begin, "y": top + pad, "width": end - begin, "height": height - 2 * pad}
+        inside: dict[str, Any] = {"x": LEFT + begin, "y": top + pad, "width": end - begin, "height": height - 2 * pad}
         drawn.append(element("rect", **inside, fill=fill))
-    drawn += [_words(row, run, window, middle, band.blamed) for run in runs if run[1] - run[0] >= 84]
+    for run in runs:
+        if run[1] - run[0] >= 70 and (text := _words(row, run, window, rang_at)):
+            place: dict[str, Any] = {"x": LEFT + (run[0] + run[1]) / 2, "y": middle, "text_anchor": "middle"}
+            drawn.append(element("text", text, **place, fill=TEXT, font_weight=weight, **HALO))
     if not row.spans:
         text = "left no word of what it did"
         drawn.append(element("text", text, x=LEFT + 8, y=middle, fill=PALE, font_style="italic"))
@@ -225,7 +210,7 @@ def _band(band: Band, window: tuple[float, float], top: float, height: float) ->
     return drawn, {key for _, _, key in runs}
 
 
-def _words(row: Row, run: tuple[int, int, Key], window: tuple[float, float], y: float, bold: bool) -> str:
+def _words(row: Row, run: tuple[int, int, Key], window: tuple[float, float], rang_at: float) -> str:
     """What this is and how long it took, inside it."""
     begin, end, (phase, waits) = run
     scale = (window[1] - window[0]) / PLOT
@@ -236,11 +221,8 @@ def _words(row: Row, run: tuple[int, int, Key], window: tuple[float, float], y: 
         return ""
     waiting = f"waits {waits_in(row)}" if span is row.last else "waits"
     what = waiting if waits else phase_name(phase)
-    text, room = f"{what}, {seconds(span.end - span.begin)}", (end - begin) // 7
-    text = text if len(text) <= room else seconds(span.end - span.begin)
-    halo = {"stroke": "white", "stroke_width": 3.5, "paint_order": "stroke", "stroke_linejoin": "round"}
-    place = {"x": LEFT + (begin + end) / 2, "y": y, "text_anchor": "middle"}
-    return element("text", text, **place, fill=TEXT, font_weight="bold" if bold else "normal", **halo)
+    took = seconds((min(span.end, max(rang_at, span.begin)) if span is row.last else span.end) - span.begin)
+    return text if len(text := f"{what}, {took}") <= (end - begin) // 7 else took
 
 
 def colour_of(phase: str) -> str:

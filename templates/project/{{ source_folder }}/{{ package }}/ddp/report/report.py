@@ -57,20 +57,19 @@ def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
     return following[0] if following and following[0]["event"] == "end" else {}
 
 
-def _picture(run_dir: Path, events: list[dict[str, Any]]) -> list[str]:
-    """Draw the last end that was not clean; returns what report.md says of it, nothing if there was none."""
+def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str]]:
+    """Draw the last end that was not clean, if there was one; returns which start it was of, and what to say of it."""
+    start = sum(event["event"] == "start" for event in events)
     try:
         found = timeline.load(run_dir)
         if found is None:
-            return []
-        end = _end_of(events, found.start)
+            return start, []
+        start, end = found.start, _end_of(events, found.start)
         (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
         said = sentence(found, end)
-        newest = sum(event["event"] == "start" for event in events)
-        earlier = f" (start {found.start})" if found.start != newest else ""
-        return [f"![{said}](timeline.svg)", f"{said}{earlier}."]
+        return start, [f"![{said}](timeline.svg)", f"{said}."]
     except Exception as error:  # whatever the file holds: the report is what matters
-        return [f"No picture of the ranks: {type(error).__name__}: {error}."]
+        return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
 
 
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
@@ -80,9 +79,12 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     if last.get("reason") and last["outcome"] != "done":
         parts.append(f"**{last['kind']}**: {last['reason']}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
-    parts += _picture(run_dir, events)
+    drawn, picture_of_ranks = _picture(run_dir, events)
+    starts = sum(event["event"] == "start" for event in events)
+    parts += picture_of_ranks if drawn == starts else []
     parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
     parts += ["## Attempts", _attempt_table(events)]
+    parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
     pictures = sorted((run_dir / "samples").glob("*.png"))

@@ -119,7 +119,7 @@ def _waiting(timeline: Timeline, rows: Sequence[Row], named: Sequence[int]) -> s
     call = calls.most_common(1)[0][0]
     ranks = [row.rank for row in rows if waits_in(row) == call]
     who = f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
-    if named and len(ranks) == len(rows) > 8:
+    if named and len(ranks) == len(rows) > 3 and "," in who:
         who = f"the other {len(ranks)} ranks"
     call = "for it" if call.startswith("for rank 0") and list(named) == [0] else call
     longest = max(timeline.rang_at - since(row) for row in rows if waits_in(row) == call or row.rank in ranks)

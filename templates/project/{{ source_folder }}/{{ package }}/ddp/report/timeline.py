@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 FILE, VERSION = "timeline.jsonl", 1
 # Phases in which a rank does nothing but wait for others; of a backward, only what it takes longer than the fastest.
@@ -30,8 +30,7 @@ class Rang:
     at: int
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):  # there can be hundreds of thousands
     """A rank in one phase, in seconds; 0 is when the report was begun, so they are negative."""
 
     begin: float
@@ -170,16 +169,16 @@ def _spans(changes: Sequence[tuple[float, str, int]]) -> list[Span]:
 
 def _row(record: dict[str, Any], spans: list[Span], end: float, moved: float) -> Row:
     """With the end of the last span, and from when on the rank waited in it."""
-    last = replace(spans[-1], end=max(end, spans[-1].begin))
+    last = spans[-1]._replace(end=max(end, spans[-1].begin))
     whole = last.phase.startswith(WAITS)
     call = str(record.get("call", "")) if record.get("waiting") else ""
-    spans = [replace(each, waits=each.phase.startswith(WAITS)) for each in spans[:-1]]
+    spans = [each._replace(waits=each.phase.startswith(WAITS)) for each in spans[:-1]]
     if record.get("waiting") and not whole and last.phase != "backward":
         moved = min(max(moved, last.begin), last.end)
-        spans += [replace(last, end=moved)] if moved > last.begin else []
-        spans.append(replace(last, begin=moved, waits=True))
+        spans += [last._replace(end=moved)] if moved > last.begin else []
+        spans.append(last._replace(begin=moved, waits=True))
     else:
-        spans.append(replace(last, waits=whole or bool(record.get("waiting"))))
+        spans.append(last._replace(waits=whole or bool(record.get("waiting"))))
     line = str(record.get("line", ""))
     return Row(int(record["rank"]), str(record["host"]), tuple(spans), call, line, record.get("ended"))
 
@@ -202,6 +201,6 @@ def _with_waits(rows: Iterable[Row]) -> Iterable[Row]:
             if span.phase != "backward" or done >= span.end or (last and not span.waits):
                 spans.append(span)
             else:
-                spans += [replace(span, end=done, waits=False)] if done > span.begin else []
-                spans.append(replace(span, begin=done, waits=True))
+                spans += [span._replace(end=done, waits=False)] if done > span.begin else []
+                spans.append(span._replace(begin=done, waits=True))
         yield replace(row, spans=tuple(spans))

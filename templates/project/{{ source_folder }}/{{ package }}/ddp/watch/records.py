@@ -33,7 +33,7 @@ from .siblings import Siblings
 from .whereabouts import waits
 
 log = logging.getLogger("ddp")
-MOST = 1 << 18  # changes of all ranks together: some megabytes, in the store and on disk
+MOST = 1 << 17  # changes of all ranks together: some megabytes, in the store and on disk
 # What PyTorch says when a collective is late: gloo, its monitored_barrier, and NCCL's watchdog. In milliseconds.
 LATE = re.compile(r"Timed out waiting (\d+)ms|monitoredBarrier in (\d+) ms|Timeout\(ms\)=(\d+)")
 

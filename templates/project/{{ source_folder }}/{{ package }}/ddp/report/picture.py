@@ -235,15 +235,21 @@ def colour_of(phase: str) -> str:
 
 
 def _pattern(phase: str) -> str:
-    return "waits" + colour_of(phase).removeprefix("#")
+    return "waits" + _of_lines(phase).removeprefix("#")
+
+
+def _of_lines(phase: str) -> str:
+    """The colour of a hatch: the greys of phases without work are too pale for lines."""
+    return WAIT if phase in ("train", "init") else colour_of(phase)
 
 
 def _patterns(phases: Iterable[str]) -> str:
     """A hatch for each colour: pale, with lines."""
     found = []
     for phase in sorted({_pattern(phase): phase for phase in phases}.values()):
-        inner = element("rect", width=7, height=7, fill=colour_of(phase), fill_opacity=0.16)
-        inner += element("line", x1=0, y1=0, x2=0, y2=7, stroke=colour_of(phase), stroke_width=3, stroke_opacity=0.7)
+        colour = _of_lines(phase)
+        inner = element("rect", width=7, height=7, fill=colour, fill_opacity=0.16)
+        inner += element("line", x1=0, y1=0, x2=0, y2=7, stroke=colour, stroke_width=3, stroke_opacity=0.7)
         size = 'width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
         found.append(f'<pattern id="{_pattern(phase)}" {size}>{inner}</pattern>')
     return f"<defs>{''.join(found)}</defs>"

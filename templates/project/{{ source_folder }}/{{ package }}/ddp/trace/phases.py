@@ -20,7 +20,7 @@ from pathlib import Path
 KEPT = 4096  # changes: hundreds of steps
 NAMES, NAME = 64, 48  # phases that can be told apart, and bytes of a name
 LABEL = "ddp-phases"
-HEAD = struct.Struct("<8sQ")  # what this is, and how many changes there were
+HEAD, COUNT = struct.Struct("<8sQ"), struct.Struct("<Q")  # what this is, and how many changes there were
 ENTRY = struct.Struct("<qIHxx")  # when, finished steps, number of the name
 MAGIC = b"phases 1"
 ENTRIES = HEAD.size + NAMES * NAME  # where they begin
@@ -62,7 +62,7 @@ class Phases:
         place = ENTRIES + self._count % KEPT * ENTRY.size
         ENTRY.pack_into(buffer, place, time.monotonic_ns(), int(step) & 0xFFFFFFFF, number)
         self._count += 1  # last, so that a change that a kill has cut short does not count
-        HEAD.pack_into(buffer, 0, MAGIC, self._count)
+        COUNT.pack_into(buffer, HEAD.size - COUNT.size, self._count)
 
     def _number(self, buffer: mmap.mmap, name: str) -> int:
         """The names that come first get a place; should there be no end of them, the rest share the last one."""

@@ -184,19 +184,19 @@ def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
 def main() -> None:
     """Make the reports of the run directories that the command line names, or a trace of one of them."""
     parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
-    parser.add_argument("runs", nargs="*", type=Path, help="run directories; by default the newest below runs/")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories; for --trace by default the newest in runs/")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
     options = parser.parse_args()
-    newest = sorted(Path("runs").glob("*/attempts.jsonl"), key=lambda path: path.stat().st_mtime)[-1:]
-    runs = options.runs or [path.parent for path in newest]
-    if not runs:
-        sys.exit("error: there is no run below runs/\n  -> name a run directory")
+    runs = options.runs
+    if options.trace and not runs:
+        newest = sorted(Path("runs").glob("*/attempts.jsonl"), key=lambda path: path.stat().st_mtime)
+        runs = [path.parent for path in newest[-1:]]
+    if options.trace and len(runs) != 1:
+        what = "of one run, not of several" if runs else "of a run, and there is none in runs/"
+        sys.exit(f"error: a trace is {what}\n  -> name one run directory")
     for run_dir in runs:
         if not (run_dir / "attempts.jsonl").exists():
             sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
-    if options.trace and len(runs) > 1:
-        sys.exit("error: a trace is of one run\n  -> name one run directory")
-    for run_dir in runs:
         if options.trace:
             _write_trace(run_dir, options.trace)
         else:

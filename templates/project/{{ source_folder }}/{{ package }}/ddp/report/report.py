@@ -184,7 +184,7 @@ def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
 def main() -> None:
     """Make the reports of the run directories that the command line names, or a trace of one of them."""
     parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
-    parser.add_argument("runs", nargs="*", type=Path, help="run directories; for --trace by default the newest in runs/")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories; --trace takes the newest in runs/")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
     options = parser.parse_args()
     runs = options.runs

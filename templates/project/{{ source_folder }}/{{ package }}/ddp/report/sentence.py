@@ -58,6 +58,8 @@ def waits_in(row: Row) -> str:
         return ""
     if last.phase in ("wait:end", "shutdown"):
         return "at the end of training"
+    if last.phase == "wait:compile":
+        return "for the others to compile"
     if last.phase.startswith("wait:"):
         return f"for rank 0 ({last.phase.removeprefix('wait:')})"
     call = OF_DDP.get(row.call, row.call)
@@ -89,6 +91,8 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
         who, was = f"Ranks {ranges([row.rank for row in named])}", "were"
     phase = phase_name(str(end.get("phase") or (first.last.phase if first.last else "an unknown phase")))
     place, kind = f"in {phase}", end.get("kind")
+    if kind == "rank_killed" and all(row.ended is None for row in named):
+        return f"{who} fell silent {place}"
     if kind == "rank_killed":
         ended = next((row.ended for row in named if row.ended), "")
         how = f"{was} killed {ended}" if "SIG" in ended else f"ended {ended}" if ended else "vanished"
@@ -100,7 +104,7 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
     took = seconds(timeline.rang_at - since(first))
     if kind == "straggler":
         return f"{who} {was} slow, not stuck, {place} for {took}"
-    return f"{who} {'waited' if first.last.waits else was} {place} for {took}"
+    return f"{who} {was} {place} for {took}"
 
 
 def _where(rows: Sequence[Row]) -> str:

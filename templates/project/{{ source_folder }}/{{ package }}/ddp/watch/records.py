@@ -34,8 +34,10 @@ from .whereabouts import waits
 
 log = logging.getLogger("ddp")
 MOST = 1 << 17  # changes of all ranks together: some megabytes, in the store and on disk
-# What PyTorch says when a collective is late: gloo, its monitored_barrier, and NCCL's watchdog. In milliseconds.
-LATE = re.compile(r"Timed out waiting (\d+)ms|monitoredBarrier in (\d+) ms|Timeout\(ms\)=(\d+)")
+# What PyTorch says when others are late, in milliseconds: gloo, its monitored_barrier, NCCL's watchdog, and the store.
+LATE = re.compile(
+    r"Timed out waiting (\d+)ms|monitoredBarrier in (\d+) ms|Timeout\(ms\)=(\d+)|wait timeout after (\d+)ms"
+)
 
 
 def microseconds(seconds: float | None = None) -> int:

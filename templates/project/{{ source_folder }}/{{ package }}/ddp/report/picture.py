@@ -303,7 +303,7 @@ def _legend(shown: set[Key], top: float) -> tuple[list[str], float]:
 
 def _about(timeline: Timeline, end: Mapping[str, Any]) -> str:
     hosts = len({row.host for row in timeline.rows})
-    size = f"{len(timeline.rows)} ranks on {hosts} host{'s' * (hosts > 1)}"
+    size = f"{len(timeline.rows)} rank{'s' * (len(timeline.rows) > 1)} on {hosts} host{'s' * (hosts > 1)}"
     return f"{end.get('kind', '')}, step {end.get('step', '?')}; {size}, start {timeline.start} of the run"
 
 

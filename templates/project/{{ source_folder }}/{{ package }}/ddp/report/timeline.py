@@ -119,13 +119,15 @@ def _timeline(head: dict[str, Any], records: Sequence[Any]) -> Timeline:
         if record := known.get(rank):
             spans = _spans([(seconds(record, at), name, step) for at, name, step in record["changes"]])
             end = seconds(record, record.get("until", record.get("gone_at", zero)))
+            end = max(end, rang_at) if "until" in record else end  # it was alive, and has not moved on
             rows.append(_row(record, spans, end, seconds(record, record.get("moved", 0))))
         else:
             rows.append(Row(rank, str(host)))
     clock, limit = (str(rang["clock"]), float(rang["limit_s"])) if rang else ("", 0.0)
     several = len({record["clock"] for record in known.values()}) > 1
     apart = spread if several else None
-    return Timeline(tuple(_with_waits(rows)), clock, limit, rang_at, float(head["time"]), apart, int(head["start"]))
+    waiting = _with_waits(rows) if len(rows) > 1 else [_waits_for_nobody(row) for row in rows]
+    return Timeline(tuple(waiting), clock, limit, rang_at, float(head["time"]), apart, int(head["start"]))
 
 
 def _whole(record: Any) -> bool:
@@ -181,6 +183,11 @@ def _row(record: dict[str, Any], spans: list[Span], end: float, moved: float) ->
         spans.append(last._replace(waits=whole or bool(record.get("waiting"))))
     line = str(record.get("line", ""))
     return Row(int(record["rank"]), str(record["host"]), tuple(spans), call, line, record.get("ended"))
+
+
+def _waits_for_nobody(row: Row) -> Row:
+    """There is no other rank."""
+    return replace(row, spans=tuple(span._replace(waits=False) for span in row.spans))
 
 
 def _with_waits(rows: Iterable[Row]) -> Iterable[Row]:

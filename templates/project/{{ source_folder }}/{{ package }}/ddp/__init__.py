@@ -18,7 +18,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
     faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
-    report/                 what a run writes about itself: outcome.json, report.md
+    report/                 what a run writes about itself: outcome.json, report.md, the picture of a failure
     kinds                   the kinds of outcome, and what to do about each
     rank_state              the state that a rank publishes
     rng errors clocks       states of random generators; exit codes and exceptions; every timeout

@@ -204,6 +204,7 @@ def _fail(monitor: Monitor, job: Job, directory: Path, error: BaseException) -> 
     lost = isinstance(error, RunFailed) or peer_lost(error)
     if lost:
         lose(error)
+    monitor.note_clock(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     if found := outcome.found_by_child(directory, job.place.attempt):  # by a process that this rank has started
         monitor.fail(found)

@@ -19,6 +19,7 @@ from ..rank_state import RankState
 from . import gradients, marks, spent
 from .collectives import ledger
 from .lines import of_error, of_thread, standing
+from .phases import phases
 from .slow_steps import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -75,7 +76,7 @@ def phase(name: str) -> Iterator[None]:
         if _failed_in(error) is None:  # else in a phase inside this one
             error.failed_in_phase = name  # type: ignore[attr-defined]
         with beat.lock:  # no sign of progress: user code may go on, or wait for others on its way out
-            _change_to(outer)
+            _change_to(outer, keep=False)  # in the picture it stays where the error came, until it goes on
         raise
     _enter(outer)
 
@@ -120,10 +121,12 @@ def _keep_standing(after_backward: bool) -> None:
         ledger.keep(json.dumps(kept), 1)
 
 
-def _change_to(name: str) -> None:
+def _change_to(name: str, keep: bool = True) -> None:
     now = beat.progress_at
     beat.seconds[beat.phase] = beat.seconds.get(beat.phase, 0.0) + now - beat.entered_at
     beat.phase, beat.entered_at, beat.entered = name, now, beat.progress
+    if keep:
+        phases.add(name, beat.step)
 
 
 def progress(note: str = "") -> None:

@@ -21,6 +21,7 @@ from ..kinds import Verdict
 from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
+from ..report.timeline import Rang
 from ..start import owner
 from ..start.again import how_to_go_on
 from ..start.board import post
@@ -29,6 +30,8 @@ from ..start.groups import Job
 from ..start.logs import say_last, silence_console
 from ..trace.collectives import last_entry
 from ..trace.heartbeat import beat, snapshot
+from ..trace.phases import phases
+from . import records
 from .siblings import Siblings
 
 log = logging.getLogger("ddp")
@@ -36,12 +39,21 @@ _ending = threading.Lock()  # taken once, by the thread that ends the process
 
 
 def end(
-    job: Job, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
+    job: Job,
+    store: dist.Store,
+    run_dir: Path,
+    stacks: IO[str],
+    siblings: Siblings,
+    verdict: Verdict,
+    rang: Rang | None,
+    mine: bool = True,
+    gone: int = 0,
 ) -> NoReturn:
     """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
 
     The first verdict of any rank counts, and its author writes the report. `mine` is False for a verdict that another
-    rank has announced: this rank writes the report only if the author dies before it has.
+    rank has announced: this rank writes the report only if the author dies before it has. `rang` is the clock that has
+    brought it about, if one has; `gone` says how many ranks will not answer.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # for ever: the other thread is ending the process
@@ -58,8 +70,11 @@ def end(
         if mine:
             text = json.dumps(asdict(verdict))
             winner = store.compare_set("verdict", "", text).decode()
-            post(store, "verdict")  # also when another rank's counts, which may have died before it could say so
+            number = post(store, "verdict")  # also when another rank's counts: it may have died before it could say so
+            if gone < job.world_size - 1:  # the news thread hears it as well, at the moment at which the others do
+                poll(lambda: number in phases.heard, beat_s, pause_s=0.005)
             mine, verdict = winner == text, Verdict(**json.loads(winner))
+        records.publish(job, store, siblings, verdict)
         if mine and not verdict.stacks and verdict.kind not in ("rank_killed", "store_lost"):
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
@@ -71,6 +86,7 @@ def end(
     owner.release(run_dir)
     wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
+        records.write(job, store, run_dir, verdict, rang, gone)
         report.write(run_dir)
         words = [f"{verdict.kind}: {verdict.reason}", f"report: {run_dir / 'report.md'}"]
         say_last("\n".join([*words, *how_to_go_on(job.place, run_dir, verdict.exit_code)]))

@@ -67,7 +67,8 @@ WORKER_KINDS = {
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT", "term": "SIGTERM", "usr2": "SIGUSR2"}
 TO_ALL = {"termall": "SIGTERM", "usr2all": "SIGUSR2", "intall": "SIGINT", "hupall": "SIGHUP"}
 DEFAULTS = {"rank": "0", "step": "0", "phase": "forward", "attempt": "0", "seconds": "1000000"}
-PHASES = ("init", "compile", *clocks.PHASES)
+# The last three are no phases of a rank: the state is copied, then the copy is written and renamed beside training.
+PHASES = ("init", "compile", *clocks.PHASES, "checkpoint:copy", "checkpoint:write", "checkpoint:rename")
 VALUES = {
     "rank": r"\d+|all",
     "step": r"\d+",

@@ -21,6 +21,7 @@ from ..kinds import Verdict
 from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
+from ..saving import writer
 from ..start import owner
 from ..start.board import post
 from ..start.elastic import tell_torchrun
@@ -111,6 +112,7 @@ def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool,
             poll(lambda: store.add("left", 0) >= job.world_size - gone, 5 * job.clocks.beat_s)
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
+    writer.let_finish(5 * job.clocks.beat_s)
     os._exit(verdict.exit_code)
 
 

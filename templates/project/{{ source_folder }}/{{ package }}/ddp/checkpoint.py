@@ -266,11 +266,11 @@ def _write(
             log.info("training stands still while a checkpoint is written: %s", frozen)
             _said.add(frozen)
         return directory.write(root, payload, keep, note), False
-    whole = payload | {"objects": frozen}
+    whole = payload | {"objects": frozen.state}
     stood_s = time.monotonic() - began
 
     def work(note: Progress) -> str | None:
-        problem = directory.write(root, whole, keep, note)
+        problem = directory.write(root, whole, keep, note, frozen.block.holds)
         if problem is None:
             still = "" if must else f", beside training, which stood still for {stood_s:.2f} s"
             log.info("checkpoint of step %d written in %.1f s%s", step, time.monotonic() - began, still)

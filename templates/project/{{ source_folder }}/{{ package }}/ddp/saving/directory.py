@@ -25,14 +25,19 @@ log = logging.getLogger("ddp")
 FORMAT = 1
 STATE = "state.pt"
 Note = Callable[[str], None]  # called with how far it is
+Kept = Callable[[memoryview], bool]
 
 
 class Damaged(Exception):
     """The files of a checkpoint are not those that were written."""
 
 
-def write(root: Path, payload: dict[str, Any], keep: int, note: Note) -> str | None:
-    """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
+def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept = lambda _piece: False) -> str | None:
+    """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible.
+
+    Args:
+        kept: whether a piece of memory stays as it is meanwhile.
+    """
     aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"  # a requeued job may meet its predecessor
     step = payload["counters"]["step"]
     state: HashedWriter | None = None
@@ -40,7 +45,7 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note) -> str | N
         _remove_leftovers(root)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        with HashedWriter(aside / STATE, _in_gigabytes(note, "written")) as state:
+        with HashedWriter(aside / STATE, _in_gigabytes(note, "written"), kept) as state:
             torch.save(payload, state)  # type: ignore[arg-type]  # write and flush are all it calls
             faults.inject("checkpoint:write", step)
             note("waiting for the disk")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import SEEK_SET
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ class _Hash:
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self._thread = ThreadPoolExecutor(1, "checksum")
+        self._pending: Future[None] | None = None
 
     def over(self, view: memoryview, carry: Callable[[memoryview], None]) -> None:
         """Let `carry` read or write `view` piece by piece, and hash it. The view is not used after this call.
@@ -38,18 +39,28 @@ class _Hash:
         A piece is hashed after `carry` has had it, since only then a reader's is there.
         """
         if len(view) < SMALL:
+            self.wait()
             carry(view)
             self._sha.update(view)
             return
-        pending = None
         for start in range(0, len(view), CHUNK):
             piece = view[start : start + CHUNK]
             carry(piece)
-            pending = self._thread.submit(self._sha.update, piece)
-        if pending is not None:  # one thread, so all before it are done, too
-            pending.result()
+            self.later(piece)
+        self.wait()
+
+    def later(self, piece: memoryview | bytes) -> None:
+        """Hash `piece` when its turn comes: it must stay as it is until `wait`."""
+        self._pending = self._thread.submit(self._sha.update, piece)
+
+    def wait(self) -> None:
+        """Until all is hashed."""
+        if self._pending is not None:  # one thread, so all before it are done, too
+            self._pending.result()
+            self._pending = None
 
     def hexdigest(self) -> str:
+        self.wait()
         return self._sha.hexdigest()
 
     def close(self) -> None:
@@ -59,13 +70,19 @@ class _Hash:
 class HashedWriter:
     """A new file for `torch.save`, which writes from its beginning to its end.
 
+    Args:
+        kept: whether a piece stays as it is until `sync`. If so, writing does not wait for its hash: on a host that is
+            busy, each change from one thread to another takes milliseconds.
+
     Raises:
         OSError: by `write`, at the first piece for which there is no room, and at each after it.
     """
 
-    def __init__(self, path: Path, moved: Moved = unmoved) -> None:
+    def __init__(
+        self, path: Path, moved: Moved = unmoved, kept: Callable[[memoryview], bool] = lambda _piece: False
+    ) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
-        self._hash, self._moved = _Hash(), moved
+        self._hash, self._moved, self._kept = _Hash(), moved, kept
         self.bytes = 0
         self.error: OSError | None = None  # torch.save raises another one in its place
 
@@ -84,8 +101,17 @@ class HashedWriter:
 
     def write(self, data: memoryview | bytes) -> int:
         """Append `data`. torch.save hands over each tensor in one piece."""
-        self._hash.over(memoryview(data).cast("B"), self._carry)
-        return len(data)
+        view = memoryview(data).cast("B")
+        if len(view) < SMALL:
+            self._carry(view)
+            self._hash.later(bytes(view))
+        elif self._kept(view):
+            for start in range(0, len(view), CHUNK):
+                self._carry(view[start : start + CHUNK])
+                self._hash.later(view[start : start + CHUNK])
+        else:
+            self._hash.over(view, self._carry)
+        return len(view)
 
     def _carry(self, piece: memoryview) -> None:
         if self.error is not None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -34,6 +35,11 @@ class Block:
     def part(self, offset: int, size: int) -> Tensor:
         """`size` bytes from `offset` on: uint8 [size], with a storage of its own."""
         return torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=offset)
+
+    def holds(self, view: memoryview) -> bool:
+        """Whether `view` is of this memory."""
+        address = numpy.asarray(view).__array_interface__["data"][0]
+        return 0 <= address - self.part(0, 1).data_ptr() < len(self.memory)
 
 
 class HostMemory:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import faults
-from .host_memory import ALIGNED, HostMemory
+from .host_memory import ALIGNED, Block, HostMemory
 
 _memory = HostMemory()
 
@@ -27,7 +28,15 @@ def prepare(objects: Iterable[object]) -> None:
         _memory.prepare(_size(places) + (1 << 20), _device(tensors))
 
 
-def freeze(state: Mapping[str, Any], step: int = 0) -> dict[str, Any] | str:
+@dataclass(frozen=True)
+class Frozen:
+    """A copied state, and the memory in which its tensors are."""
+
+    state: dict[str, Any]
+    block: Block
+
+
+def freeze(state: Mapping[str, Any], step: int = 0) -> Frozen | str:
     """A copy of `state` in host memory, or why there is none.
 
     Tensors go to the memory that the last copy was in, which must not be needed any more. Tensors that share memory
@@ -55,7 +64,7 @@ def freeze(state: Mapping[str, Any], step: int = 0) -> dict[str, Any] | str:
         torch.cuda.current_stream(device).synchronize()
     known = {id(tensor): _like(tensor, copies[tensor.untyped_storage()._cdata]) for tensor in tensors}
     try:
-        return copy.deepcopy(dict(state), known)
+        return Frozen(copy.deepcopy(dict(state), known), block)
     except Exception as error:  # of user code, of a tensor of a kind that cannot be copied so
         return f"{type(error).__name__}: {error}"
 

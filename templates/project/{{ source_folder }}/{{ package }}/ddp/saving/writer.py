@@ -64,6 +64,11 @@ def wait(note: Note) -> Write | None:
     return write
 
 
+def in_flight() -> bool:
+    """Whether a write has not ended."""
+    return bool(_newest) and not _newest[0].done.is_set()
+
+
 def failure() -> str:
     """Once, when a write has failed: why. Does not wait. Raises what was raised, if the disk is not the reason."""
     if not _newest or not _newest[0].done.is_set() or _newest[0].told:

@@ -134,21 +134,21 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
 def finish(job: Job) -> bool:
     """Wait for the checkpoint that is being written beside training, if any. Every rank must call it.
 
-    Returns: whether the last one is there. If not, all ranks have warned.
+    Returns: whether the last one is there. If not, all ranks have been told.
     """
     if not _in_flight:
         return True
     step = _in_flight.pop()
 
-    def wait(progress: Progress) -> str | None:
+    def wait(progress: Progress) -> tuple[str | None, bool]:
         write = writer.wait(progress)
-        return write.result() if write else None
+        return (write.result(), write.told) if write else (None, False)
 
     if dist.is_initialized():
-        problem = from_rank0(job, on_rank0(job, "checkpoint", wait))
+        problem, told = from_rank0(job, on_rank0(job, "checkpoint", wait)) or (None, False)
     else:  # user code has destroyed the groups after its last step
-        problem = wait(progress) if job.rank == 0 else None
-    if problem:
+        problem, told = wait(progress) if job.rank == 0 else (None, False)
+    if problem and not told:
         _warn(job, step, problem)
     return not problem
 

@@ -72,8 +72,11 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept
     return None
 
 
-def read_newest(root: Path, note: Note) -> tuple[str, dict[str, Any]] | None:
+def read_newest(root: Path, note: Note, rename: bool = True) -> tuple[str, dict[str, Any]] | None:
     """Name and content of the newest checkpoint that is whole; None if there is none. Others are reported.
+
+    Args:
+        rename: whether one that is not gets another name, so that it is neither tried again nor counted.
 
     Raises: what torch.load does, of a file that is as it was written.
     """
@@ -82,9 +85,9 @@ def read_newest(root: Path, note: Note) -> tuple[str, dict[str, Any]] | None:
             return candidate.name, read(candidate, note)
         except (OSError, Damaged) as error:
             log.warning("skipping broken checkpoint %s: %s", candidate, error)
-            # Under another name it is neither tried again nor counted among those to keep.
-            with suppress(OSError):
-                candidate.rename(root / f"broken-{candidate.name}")
+            if rename:
+                with suppress(OSError):
+                    candidate.rename(root / f"broken-{candidate.name}")
     return None
 
 

@@ -39,7 +39,7 @@ class Block:
     def holds(self, view: memoryview) -> bool:
         """Whether `view` is of this memory."""
         address = numpy.asarray(view).__array_interface__["data"][0]
-        return 0 <= address - self.part(0, 1).data_ptr() < len(self.memory)
+        return bool(0 <= address - self.part(0, 1).data_ptr() < len(self.memory))
 
 
 class HostMemory:

@@ -67,12 +67,12 @@ WORKER_KINDS = {
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT", "term": "SIGTERM", "usr2": "SIGUSR2"}
 TO_ALL = {"termall": "SIGTERM", "usr2all": "SIGUSR2", "intall": "SIGINT", "hupall": "SIGHUP"}
 DEFAULTS = {"rank": "0", "step": "0", "phase": "forward", "attempt": "0", "seconds": "1000000"}
-# The last three are no phases of a rank: the state is copied, then the copy is written and renamed beside training.
-PHASES = ("init", "compile", *clocks.PHASES, "checkpoint:copy", "checkpoint:write", "checkpoint:rename")
+PHASES = ("init", "compile", *clocks.PHASES)
+PLACES = ("checkpoint:copy", "checkpoint:write", "checkpoint:rename")  # the last two in a thread, beside any phase
 VALUES = {
     "rank": r"\d+|all",
     "step": r"\d+",
-    "phase": rf"({'|'.join(PHASES)})|(guard|wait):.+",
+    "phase": rf"({'|'.join(PHASES + PLACES)})|(guard|wait):.+",
     "attempt": r"\d+",
     "seconds": r"\d+(\.\d+)?",
 }
@@ -102,7 +102,7 @@ def parse(text: str) -> tuple[dict[str, str], ...]:
                 raise ConfigError(f"DDP_FAULTS: {key!r} is not a known option", f"use {', '.join(DEFAULTS)}")
             if not re.fullmatch(VALUES[key], value):
                 allowed = "all or a number" if key == "rank" else "a number"
-                allowed = f"{', '.join(PHASES)}, guard:<name> or wait:<name>" if key == "phase" else allowed
+                allowed = f"{', '.join(PHASES + PLACES)}, guard:<name> or wait:<name>" if key == "phase" else allowed
                 raise ConfigError(f"DDP_FAULTS: {value!r} is no {key}", f"use {allowed}")
             fault[key] = value
         found.append(fault)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("project", nargs="?", type=Path, default=ROOT / "examples/digits-local")
     parser.add_argument("--package", default="digits", help="the package in it")
-    parser.add_argument("--parameters", type=float, default=4e6, help="how many the model has, about")
+    parser.add_argument("--parameters", type=float, default=2e6, help="how many the model has, about")
     parser.add_argument("--batch-size", type=int, default=0, help="sequences of a step; 32 on a GPU, else 1")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
     parser.add_argument("--directory", type=Path, help="where checkpoints go; a temporary directory by default")
@@ -112,6 +113,8 @@ def training(
 def ours(part: Any, job: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Way:
     """The project's own, with all that it checks; memory is made ready beside training, as in a run."""
     checkpoint, writer, objects = part("checkpoint"), part("saving.writer"), {"model": model, "optimizer": optimizer}
+    part("storable").optimizers = lambda: [optimizer]  # as in a run, where DDP's models and optimisers are compared
+    part("storable").models = lambda: [SimpleNamespace(module=model)]  # while training, and not at each save
     number = 0
     checkpoint.load(job, Path(tempfile.gettempdir()) / "no-such-run", objects)
     checkpoint.look(1)

@@ -47,6 +47,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._block: Block | None = None
+        self._why = ""  # there is none
         self._thread: threading.Thread | None = None  # who changes it; one at a time
 
     def prepare(self, size: int, device: torch.device) -> threading.Thread:
@@ -68,15 +69,19 @@ class HostMemory:
             self.prepare(size, device).join()
         if self._block is not None and len(self._block.memory) >= size:
             return self._block
-        return f"a copy needs {size / 1e9:.1f} GB of host memory, and {available() / 1e9:.1f} GB are free"
+        return self._why
 
     def _take(self, size: int, device: torch.device) -> None:
         if self._block is not None:
             _unpin(self._block)
         self._block = None
-        if size <= SHARE * available():
-            with suppress(OSError, ValueError):  # a limit of its own (ulimit -v)
+        free = available()
+        self._why = f"a copy needs {size / 1e9:.2f} GB of host memory, and {free / 1e9:.2f} GB are free"
+        if size <= SHARE * free:
+            try:
                 self._block = _new_block(size, device)
+            except (OSError, ValueError) as error:  # a limit of its own (ulimit -v)
+                self._why = f"a copy needs {size / 1e9:.2f} GB of host memory: {error}"
 
 
 def available() -> float:
@@ -92,10 +97,11 @@ def _new_block(size: int, device: torch.device) -> Block:
             block.memory.madvise(getattr(mmap, advice))
     for start in range(0, size, TOUCHED):
         block.part(start, min(TOUCHED, size - start))[::PAGE].zero_()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        address = block.part(0, size).data_ptr()
-        block.pinned = int(torch.cuda.cudart().cudaHostRegister(address, size, PORTABLE)) == 0
+    if device.type == "cuda" and size:
+        with suppress(RuntimeError, AttributeError):  # copies are slower then, and as right
+            torch.cuda.set_device(device)
+            address = block.part(0, size).data_ptr()
+            block.pinned = int(torch.cuda.cudart().cudaHostRegister(address, size, PORTABLE)) == 0
     return block
 
 

@@ -45,9 +45,9 @@ def begin(step: int, work: Callable[[Note], str | None]) -> None:
             write.error = error
         write.done.set()
 
-    _newest[:] = [write]
     # A daemon: if the main thread ends by an exception outside a session, a dead file system does not hold it.
     threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    _newest[:] = [write]
 
 
 def wait(note: Note) -> Write | None:

@@ -139,7 +139,7 @@ def train(settings: Settings, run: Session) -> None:
                     log_scalars(settings, run, learner, position.step, values)
                     bar.set_postfix(run.metrics.glance("loss"))
         except StopRequested:
-            if position.saved < position.step:
+            if position.saved < position.step or not checkpoint.finish(run.job):
                 save(settings, run, learner, position, must=True)
             raise
 

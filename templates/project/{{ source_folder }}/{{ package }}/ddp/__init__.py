@@ -9,8 +9,10 @@ The map, from top to bottom: a module imports from its own line and from the lin
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
     rehearsal               before step 1, a step of the largest batch
-    loader checkpoint       make_loader and batches; where a checkpoint becomes visible (save, _write)
+    export                  the weights of a checkpoint alone, for inference
+    loader checkpoint       make_loader and batches; checkpoints that training does not wait for
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
+    saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)
     same/                   before step 1: are code, networks and buffers the same on all ranks
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log

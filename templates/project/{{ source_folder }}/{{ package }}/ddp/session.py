@@ -21,7 +21,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from . import faults
 from .agree import Agreement
-from .checkpoint import CheckpointSettings
+from .checkpoint import CheckpointSettings, finished_at_the_end
+from .checkpoint import look as look_at_checkpoints
 from .clocks import Clocks
 from .errors import (
     CONFIG,
@@ -152,9 +153,10 @@ def session(
         keep_optimizers()
         log.info("world size %d on %s, %s", job.world_size, ", ".join(dict.fromkeys(job.hosts)), job.backend)
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
-        agreement = Agreement(job, flags, preempt.poll_s, drift)
+        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints)
         metrics = MetricLog(job, directory, logs)
-        yield Session(job, directory, flags, agreement, metrics)
+        with finished_at_the_end(job):
+            yield Session(job, directory, flags, agreement, metrics)
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)

@@ -22,6 +22,7 @@ from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
 from ..report.timeline import Rang
+from ..saving import writer
 from ..start import owner
 from ..start.again import how_to_go_on
 from ..start.board import post
@@ -129,6 +130,7 @@ def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool,
             poll(lambda: store.add("left", 0) >= job.world_size - gone, 5 * job.clocks.beat_s)
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
+    writer.let_finish(5 * job.clocks.beat_s)
     os._exit(verdict.exit_code)
 
 

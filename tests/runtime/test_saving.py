@@ -1,0 +1,259 @@
+"""How a state gets to disk beside training, and back: without ranks, and in runs of one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(120)
+
+Part = Callable[[str], ModuleType]
+
+
+@pytest.fixture(scope="module")
+def project(render: Callable[..., Path]) -> Path:
+    return render({"package": "saved", "model": "custom"}, name="saved")
+
+
+@pytest.fixture(scope="module")
+def part(project: Path) -> Iterator[Part]:
+    """Imports a module of a rendered project's plumbing."""
+    source = str(project / "src")
+    sys.path.insert(0, source)
+    yield lambda name: importlib.import_module(f"saved.ddp.{name}")
+    sys.path.remove(source)
+
+
+def state() -> dict[str, Any]:
+    """Tensors and values of all kinds; 3 MB."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(300, 300) for _ in range(3)), torch.nn.BatchNorm1d(300))
+    network[1].weight = network[0].weight  # tied
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.rand(4, 300)).sum().backward()
+    optimizer.step()
+    rows = torch.arange(100)
+    own: dict[str, Any] = {"list": [1, {"deep": torch.ones(2, 2)}], "set": {1, 2}, "order": OrderedDict(a=[1])}
+    own |= {"empty": torch.empty(0), "view": rows[10:20:2], "whole": rows, "half": torch.ones(3, dtype=torch.bfloat16)}
+    own |= {"transposed": torch.rand(3, 4).t(), "parameter": torch.nn.Parameter(torch.ones(2)), "text": "x"}
+    return {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "own": own}
+
+
+def spoil(value: Any) -> None:
+    """What training may do to a state: change all of it in place."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            value.zero_()
+    elif isinstance(value, dict):
+        for inner in list(value.values()):
+            spoil(inner)
+        value["added"] = 1
+    elif isinstance(value, list):
+        for inner in value:
+            spoil(inner)
+        value.append(7)
+
+
+def flat(value: Any, path: str = "") -> dict[str, str]:
+    """Every leaf as text, with its type, shape and layout."""
+    if isinstance(value, torch.Tensor):
+        layout = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad, type(value).__name__)
+        return {path: f"{layout} {value.tolist()}"}
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        found = {path: type(value).__name__}
+        for key, inner in items:
+            found |= flat(inner, f"{path}/{key}")
+        return found
+    return {path: repr(value)}
+
+
+def test_a_copied_state_is_what_it_was_whatever_training_does_to_it(part: Part) -> None:
+    freeze = part("saving.snapshot").freeze
+    given = state()
+    before = flat(given)
+    copied = freeze(given).state
+    spoil(given)
+    assert flat(copied) == before
+    model = copied["model"]
+    assert model["0.weight"].data_ptr() == model["1.weight"].data_ptr(), "tied weights are stored once, as without it"
+    assert copied["own"]["view"].untyped_storage().data_ptr() == copied["own"]["whole"].data_ptr()
+    assert model._metadata == given["model"]._metadata
+    assert model._metadata is not given["model"]._metadata
+
+
+def test_a_state_that_holds_itself_is_copied(part: Part) -> None:
+    given: dict[str, Any] = {"tensor": torch.ones(2)}
+    given["itself"] = [given]
+    copied = part("saving.snapshot").freeze(given).state
+    assert copied["itself"][0]["itself"] is copied["itself"]
+    assert copied["tensor"] is not given["tensor"]
+
+
+def test_the_memory_of_a_copy_is_used_again(part: Part) -> None:
+    freeze = part("saving.snapshot").freeze
+    first = freeze(state()).state["model"]["0.weight"].data_ptr()
+    assert freeze(state()).state["model"]["0.weight"].data_ptr() == first
+    assert freeze({"large": torch.ones(10_000_000)}).state["large"].sum() == 10_000_000
+
+
+def test_what_cannot_be_copied_is_said(part: Part) -> None:
+    assert "cannot pickle" in part("saving.snapshot").freeze({"module": sys})
+
+
+def write(part: Part, root: Path, step: int = 3) -> Path:
+    frozen = part("saving.snapshot").freeze(state())
+    payload = {"format": 1, "counters": {"step": step}, "rng": [0], "objects": frozen.state}
+    assert part("saving.directory").write(root, payload, 5, lambda _note: None, frozen.block.holds) is None
+    return root / f"step_{step:08d}"
+
+
+def test_a_checkpoint_is_read_once_and_compared_on_the_way(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, reader = part("saving.directory"), part("saving.hashed").HashedReader
+    path = write(part, tmp_path)
+    fill, read = reader._fill, list[int]()
+
+    def counted(self: Any, view: memoryview) -> int:
+        read.append(fill(self, view))
+        return read[-1]
+
+    monkeypatch.setattr(reader, "_fill", counted)
+    name, payload = directory.read_newest(tmp_path, lambda _note: None)
+    size = (path / "state.pt").stat().st_size
+    assert size < sum(read) < 1.05 * size, "only headers are read twice"
+    assert name == path.name
+    assert flat(payload["objects"]) == flat(state())
+    assert flat(torch.load(path / "state.pt", weights_only=True)) == flat(payload), "PyTorch alone reads it, too"
+
+
+def test_one_bit_anywhere_is_noticed(part: Part, tmp_path: Path) -> None:
+    directory = part("saving.directory")
+    path = write(part, tmp_path)
+    whole = (path / "state.pt").read_bytes()
+    places = [0, 100, len(whole) - 1, len(whole) - 30, *random.Random(0).sample(range(len(whole)), 20)]
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1
+        (path / "state.pt").write_bytes(content)
+        with pytest.raises(directory.Damaged, match="does not match its checksum"):
+            directory.read(path, lambda _note: None)
+    (path / "state.pt").write_bytes(whole)
+    directory.read(path, lambda _note: None)
+
+
+def run(project: Path, tmp_path: Path, what: str, faults: str = "") -> tuple[str, Path]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    environment |= {"PYTHONPATH": str(project / "src"), "DDP_RUN__DIR": str(tmp_path), "DDP_RUN__ID": "run"}
+    environment |= {"DDP_FAULTS": faults, "OMP_NUM_THREADS": "1"}
+    script = str(Path(__file__).with_name("saving_script.py"))
+    command = [sys.executable, script, what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    outcome = json.loads((tmp_path / "run/outcome.json").read_text())
+    return f"{outcome['kind']}\n{done.stdout}{done.stderr}", tmp_path / "run/checkpoints"
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(project: Path, tmp_path: Path) -> None:
+    """The file system takes a second for the second one, and the end of training waits for it."""
+    said, root = run(project, tmp_path, "trains", "sleep@step=2,phase=checkpoint:write,seconds=1")
+    assert said.startswith("benign"), said
+    assert said.count("copied False") == 2, said
+    assert "beside training, which stood still for" in said
+    assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+def test_an_exception_after_a_save_does_not_cost_the_checkpoint(project: Path, tmp_path: Path) -> None:
+    said, root = run(project, tmp_path, "raises", "sleep@step=2,phase=checkpoint:write,seconds=1")
+    assert said.startswith("rank_exception"), said
+    assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+def test_an_error_while_it_is_written_costs_that_checkpoint(project: Path, tmp_path: Path) -> None:
+    """The injected exception is a RuntimeError, as those of torch.save: it counts as a write that failed."""
+    said, root = run(project, tmp_path, "trains", "raise@step=1,phase=checkpoint:write")
+    assert said.startswith("benign"), said
+    assert said.count("checkpoint of step 1 not written: InjectedFault") == 1, said
+    assert [path.name for path in root.iterdir()] == ["step_00000002"]
+
+
+def test_without_memory_for_a_copy_training_stands_still_and_says_so_once(project: Path, tmp_path: Path) -> None:
+    said, root = run(project, tmp_path, "no memory")
+    assert said.startswith("benign"), said
+    assert said.count("copied True") == 2, said
+    assert said.count("training stands still while a checkpoint is written: a copy needs") == 1, said
+    assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+INFERENCE = """
+import sys, yaml, torch
+from pathlib import Path
+from safetensors.torch import load_model
+from saved.model import ModelSettings, build_model
+settings = yaml.safe_load(Path("settings.yaml").read_text())
+network = build_model(ModelSettings(**settings["model"]))
+load_model(network, "weights.safetensors")
+assert not [name for name in sys.modules if name.startswith("saved.ddp")], "needs nothing of the plumbing"
+torch.save(network.state_dict(), "loaded.pt")
+"""
+
+
+def test_exported_weights_are_loaded_without_the_plumbing(project: Path, part: Part, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    environment |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    words = ["--run.dir", str(tmp_path), "--run.id", "run", "--run.device", "cpu", "--log.tracker", "none"]
+    words += ["--train.steps", "3", "--train.ema", "0.5"]
+    for module, arguments in (("train", words), ("ddp.export", [str(tmp_path / "run")])):
+        command = [sys.executable, "-m", f"saved.{module}", *arguments]
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "average of step 3" in done.stdout
+    bare = tmp_path / "bare" / "saved"
+    bare.mkdir(parents=True)
+    for name in ("__init__.py", "model.py", "data.py"):
+        (bare / name).write_text((project / "src/saved" / name).read_text())
+    environment["PYTHONPATH"] = str(bare.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", INFERENCE], cwd=tmp_path / "run/export", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = torch.load(tmp_path / "run/export/loaded.pt", weights_only=True)
+    _, payload = part("saving.directory").read_newest(tmp_path / "run/checkpoints", lambda _note: None)
+    average = {key.removeprefix("module."): value for key, value in payload["objects"]["average"].items()}
+    assert loaded
+    assert all(torch.equal(value, average[key]) for key, value in loaded.items())
+
+
+def test_tied_weights_are_exported_once(part: Part) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    network[1].weight = network[0].weight
+    network.register_buffer("column", torch.arange(6).view(2, 3)[:, 1])
+    ddp = {f"module._orig_mod.{name}": value for name, value in network.state_dict().items()}
+    for given in (network.state_dict(), ddp):
+        kept, tied = part("export").weights(given)
+        assert tied == {"1.weight": "0.weight"}
+        assert kept.keys() == {"0.weight", "0.bias", "1.bias", "column"}
+        assert kept["column"].is_contiguous()
+
+
+def test_without_safetensors_one_line_says_what_to_install(project: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['safetensors'] = None\nfrom saved.ddp.export import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(project / "src")}, capture_output=True, text=True
+    )
+    assert done.returncode == 78
+    assert done.stderr == "error: safetensors is not installed\n  -> pip install safetensors\n"

@@ -76,12 +76,11 @@ def main() -> None:
     """Read the settings, join the other ranks, train. The exit code says how it ended (see README.md)."""
     settings, origin = load(Settings)
     with session(settings.run, settings.clocks, settings.log, settings.preempt, effective(settings, origin)) as run:
-        train(settings, run)
+        train(with_precision(settings, run.job), run)
 
 
 def train(settings: Settings, run: Session) -> None:
     """Train from the newest checkpoint, or from nothing, to `train.steps`."""
-    settings = with_precision(settings, run.job)
     job, options = run.job, settings.train
 
     seed_generators(settings.run.seed)  # equal weights and equal data sets on all ranks

@@ -64,7 +64,7 @@ def end(
     silence_console()  # another thread may hold it, and wait for a reader
     for child in multiprocessing.active_children():
         child.kill()  # loader workers, which may be stuck
-    stack = main_stack()
+    stack, known = main_stack(), store
     faulthandler.dump_traceback(file=stacks, all_threads=True)
     try:
         store.set(f"stack/{job.rank}", stack)
@@ -80,6 +80,8 @@ def end(
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
+        known = dist.HashStore()
+        records.publish(job, known, siblings, verdict)  # with the phases of all ranks of this host
     write_heartbeat(job, run_dir)
     tell_torchrun(verdict, job.place, stack, time.time() - (time.monotonic() - beat.progress_at))
     if not mine:
@@ -87,7 +89,7 @@ def end(
     owner.release(run_dir)
     wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
-        records.write(job, store, run_dir, verdict, rang, gone)
+        records.write(job, known, run_dir, verdict, rang, gone)
         report.write(run_dir)
         words = [f"{verdict.kind}: {verdict.reason}", f"report: {run_dir / 'report.md'}"]
         say_last("\n".join([*words, *how_to_go_on(job.place, run_dir, verdict.exit_code)]))

@@ -69,10 +69,10 @@ class Shared:
         blamed = None if self.job.place.agent_store else [0]  # torchrun's agent serves it, and no rank is to blame
         if gone := launcher_gone():
             reason, advice = f"{gone} on {self.job.place.host}", LAUNCHER_ADVICE
+            self.rang = None
         # The real store could block: with a local one, this rank ends by itself and waits for no other.
         self.gone = self.job.world_size - 1
         if not self.stopping.is_set():
-            self.rang = Rang("silent_s", self.job.clocks.silent_s, microseconds())
             self.fail(dist.HashStore(), Verdict(STALLED, "store_lost", reason, blamed, advice=advice), mine)
 
     def state(self) -> RankState:
@@ -258,6 +258,7 @@ class WatchdogThread(threading.Thread):
         while not self._shared.stopping.wait(job.clocks.beat_s) and not self._shared.failing.is_set():
             self.arm()
             if time.monotonic() > self._heartbeats.answer_by:
+                self._shared.rang = Rang("silent_s", job.clocks.silent_s, microseconds())
                 # The store may live on for others, across a cut link: they know better which host has vanished.
                 self._shared.store_lost(f"no answer within {job.clocks.silent_s:g} s", len(set(job.hosts)) == 1)
 

@@ -103,11 +103,12 @@ def write(job: Job, store: dist.Store, run_dir: Path, verdict: Verdict, rang: Ra
     if verdict.exit_code not in (FAILED, STALLED):
         return
     found: list[bytes | None] = []
+    awaited = 0 if isinstance(store, dist.HashStore) else job.world_size - gone  # there, all is known that will be
     keys = [_key(rank) for rank in range(job.world_size)]
 
     def all_there() -> bool:
         found[:] = values(store, keys)
-        return sum(each is not None for each in found) >= job.world_size - gone
+        return sum(each is not None for each in found) >= awaited
 
     try:
         with suppress(RuntimeError):  # the store is going away: what has been found counts

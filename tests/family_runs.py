@@ -50,10 +50,10 @@ SHORT = [
 ]
 
 
-def every_second_at_once(rows: list[Row]) -> list[Any]:
-    """Parameters of a test: every second row in each run of all tests, the others in `make test-long`."""
+def every_nth_at_once(nth: int, rows: list[Row]) -> list[Any]:
+    """Parameters of a test: every nth row in each run of all tests, the others in `make test-long`."""
     return [
-        pytest.param(row, marks=[pytest.mark.long] if number % 2 else [], id="-".join(map(str, row.values())))
+        pytest.param(row, marks=[pytest.mark.long] if number % nth else [], id="-".join(map(str, row.values())))
         for number, row in enumerate(rows)
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from family_runs import PAIRS, Row, every_second_at_once, options, train
+from family_runs import PAIRS, Row, every_nth_at_once, options, train
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -16,7 +16,7 @@ Family = Callable[..., Path]
 ROWS = [row for row in PAIRS if row["launcher"] != "srun"]
 
 
-@pytest.mark.parametrize("row", every_second_at_once(ROWS))
+@pytest.mark.parametrize("row", every_nth_at_once(2, ROWS))
 def test_each_pair_of_options_trains(row: Row, family: Family) -> None:
     run = train(family(row["model"], row["preset"]), *options(row), launcher=row["launcher"])
     assert run.code == 0, run.output

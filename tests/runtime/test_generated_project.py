@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-PRESETS = ("local", "generic-slurm")
 Render = Callable[..., Path]
 
 
@@ -25,7 +24,7 @@ def tool(project: Path, *command: str, timeout: float = 600) -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [pytest.param("local", marks=pytest.mark.slow), "generic-slurm"])
 @pytest.mark.parametrize("tracker", ["tensorboard", pytest.param("none", marks=pytest.mark.slow)])
 def test_linters_and_the_type_checker_have_nothing_to_say(
     render: Render, preset: str, tracker: str, mypy_cache: Path

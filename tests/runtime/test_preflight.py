@@ -152,6 +152,14 @@ def test_a_directory_that_cannot_be_written(project: Path, there: Path) -> None:
     assert "both ways" in results[0][1], "the links are measured all the same"
 
 
+def test_a_port_that_is_taken_has_its_own_kind(project: Path, there: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        results = ended(by_hand(project, there, 0, 2, port, DDP_RUN__ID="try"))
+    assert results[0][0] == 78, results
+    assert (outcome(there)["exit_code"], outcome(there)["kind"]) == (78, "port_in_use")
+
+
 @pytest.mark.slow
 def test_a_directory_that_is_not_shared(project: Path, there: Path) -> None:
     script = f'DDP_RUN__DIR=runs$RANK exec {sys.executable} "$@"'

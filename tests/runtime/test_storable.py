@@ -118,3 +118,34 @@ def test_a_file_that_cannot_be_loaded_is_told_in_the_same_words(storable: Module
     error = storable.not_loadable(tmp_path / "state.pt", caught.value)
     assert "of type argparse.Namespace" in str(error)
     assert "add_safe_globals([argparse.Namespace])" in str(error)
+
+
+def test_whatever_of_torch_has_a_state_is_filled(storable: ModuleType) -> None:
+    """A moving average and schedulers live in torch.optim, and are no optimisers."""
+    from stored.ddp.restore import fill, parameter_orders
+
+    def objects() -> dict[str, Any]:
+        torch.manual_seed(0)
+        network = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        return {
+            "model": network,
+            "optimizer": optimizer,
+            "average": torch.optim.swa_utils.AveragedModel(network),
+            "swa": torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05),
+            "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+            "cosine": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
+            "scaler": torch.amp.GradScaler("cpu"),
+        }
+
+    trained = objects()
+    trained["model"](torch.ones(1, 2)).sum().backward()
+    trained["optimizer"].step()
+    trained["average"].update_parameters(trained["model"])
+    trained["cosine"].step()
+    saved = {name: item.state_dict() for name, item in trained.items()}
+    fresh = objects()
+    fill(fresh, saved, Path("step_1"), parameter_orders(trained))
+    for name, item in fresh.items():
+        assert repr(item.state_dict()) == repr(saved[name]), name
+    fill(objects(), saved, Path("step_1"))  # by a release that did not record the order

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_runs import PAIRS, Row, every_second_at_once, options
+from family_runs import PAIRS, Row, every_nth_at_once, options
 from training_helpers import ANSWERS, everything
 
 pytest.importorskip("torch")
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, flaky, pytest.mark.timeout(300)]
 ROWS = [row for row in PAIRS if row["launcher"] == "srun"]
 
 
-@pytest.mark.parametrize("row", every_second_at_once(ROWS))
+@pytest.mark.parametrize("row", every_nth_at_once(4, ROWS))
 def test_each_family_trains_over_two_nodes(row: Row, render: Callable[..., Path], submit: Callable[..., Any]) -> None:
     project = render({**ANSWERS, "model": row["model"]})
     result = submit(project, options(row)).wait(250)

@@ -77,7 +77,9 @@ def test_restarts_are_bounded(train: Train) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- stopping
-@pytest.mark.parametrize(("by", "number"), [("srun", signal.SIGTERM), ("torchrun", signal.SIGUSR2)])
+@pytest.mark.parametrize(
+    ("by", "number"), [("srun", signal.SIGTERM), pytest.param("torchrun", signal.SIGUSR2, marks=pytest.mark.long)]
+)
 def test_a_signal_to_one_rank_twice_is_one_stop(
     train: Train, uninterrupted: Any, by: str, number: signal.Signals, timed: Timed
 ) -> None:
@@ -108,8 +110,8 @@ def test_a_stop_file_stops_and_is_the_end(train: Train, timed: Timed) -> None:
 
 
 def test_the_end_of_the_allocation_by_the_clock_alone(train: Train, uninterrupted: Any) -> None:
-    job = train(["--preempt.before_end_s", "580"], options=["--time=10"], DDP_FAULTS=slow())
-    outcome = outcome_of(job)  # of its ten minutes it may train for 20 s
+    job = train(["--preempt.before_end_s", "560"], options=["--time=10"], DDP_FAULTS=slow())
+    outcome = outcome_of(job)  # of its ten minutes it may train for 40 s
     assert named(outcome)[:3] == ("stopped", 75, "time_limit"), job.output()
     result = job.wait()
     assert (result.state, result.exit_code) == ("COMPLETED", 0), everything(result)

@@ -12,7 +12,6 @@ from update_helpers import NOW, change, commit, git
 
 # The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
 QUICK = {
-    "test_an_untouched_project_becomes_the_new_release",
     "test_edits_survive",
     "test_both_sides_changed_the_same_lines",
     "test_an_edit_goes_along",

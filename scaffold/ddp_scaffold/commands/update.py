@@ -17,18 +17,12 @@ Keys may be added; none is renamed within version 1.
 from __future__ import annotations
 
 import sys
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .. import _output
-
-if TYPE_CHECKING:
-    from .._errors import Session
-    from ..updating.trial import Outcome
 
 CONFLICTS = 2
 
@@ -83,72 +77,27 @@ def update(
     Exit codes: 0 done, or nothing to do; 1 error; 2 conflicts are left; 3 refused, and the project is as it was;
     130 interrupted.
     """
-    from .._git import require_git
-    from ..template.source import open_template
-    from ..updating import trial
-    from ..updating.lock import only_update
-    from ..updating.plan import begin, plan, require_project
-    from ..updating.recorded import Refused
     from ..updating.report import finish, tell
-    from ..updating.repository import git_directory, tree_of
-    from ..updating.source import require_trust
+    from ..updating.request import Request
+    from ..updating.update import update as bring
 
-    require_git()
-    project = directory.expanduser().absolute()
-    ask = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
-    require_project(project)
-    with ExitStack() as held:
-        lock = held.enter_context(only_update(git_directory(project)))
-        clusters, given, notes = begin(project, preset if add is None else add, pairs or (), dry_run, template)
-        require_trust(clusters[0].source, template, ask)
-        committed = tree_of(project)
-        if dry_run:  # what follows reads what is committed, which nobody changes
-            held.close()
-        scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ddp-scaffold-update-")))
-        with open_template(template, clusters[0].source) as source:
-            steps, result = plan(project, clusters, given, source, scratch, to, cluster, add)
-            if not steps:
-                finish(result, as_json)
-                return
-            outcome = trial.run(project, committed, source, clusters, steps, scratch)
-        result |= trial.told(outcome, with_diff=dry_run) | {"notes": notes + result["notes"] + outcome.notes}
-        if not as_json:
-            tell(result)
-        trial.require_nothing_lost(outcome, result)
-        if not dry_run:
-            if ask and not typer.confirm(f"\nUpdate {project}?", default=True):
-                raise Refused("declined, nothing was changed", "Run it again when you like.")
-            _write(ctx.obj, project, outcome, result, test, as_json, lock)
-        finish(result, as_json)
-    if result["conflicts"]:
+    request = Request(
+        directory=directory,
+        to=to,
+        preset=preset,
+        pairs=tuple(pairs or ()),
+        cluster=cluster,
+        add=add,
+        template=template,
+        dry_run=dry_run,
+        test=test,
+        ask=not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty(),
+        quiet=as_json,
+    )
+    result = bring(request, ctx.obj, show=(lambda result: None) if as_json else tell)
+    if as_json:
+        _output.say_json(result.to_json())
+    else:
+        finish(result)
+    if result.conflicts:
         raise typer.Exit(CONFLICTS)
-
-
-def _write(
-    session: Session,
-    project: Path,
-    outcome: Outcome,
-    result: dict[str, Any],
-    test: bool,
-    as_json: bool,
-    lock: int | None,
-) -> None:
-    """Bring the outcome into the project; with `test`, only if its tests pass."""
-    from ..updating.project_tests import run_tests
-    from ..updating.put import put
-    from ..updating.repository import top_of
-    from ..updating.undo import take_back
-
-    written = put(project, outcome, lock)
-    result["applied"] = True
-    session.written = project
-    if test and result["conflicts"]:
-        result["test"] = "skipped"
-    elif test:
-        try:
-            result["test"] = run_tests(project, quiet=as_json)
-        except BaseException:
-            for path in take_back(top_of(project)[0], written):
-                _output.note(f"{path} was changed meanwhile, and stays as it is")
-            session.written = None
-            raise

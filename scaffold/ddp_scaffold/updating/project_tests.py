@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .._errors import show
 from .recorded import Refused
+from .result import Tested
 
 NO_TESTS = 5  # pytest's exit code if it has collected none
 
@@ -23,7 +24,7 @@ def python_of(project: Path) -> str:
     return shutil.which("python") or shutil.which("python3") or sys.executable
 
 
-def run_tests(project: Path, *, quiet: bool) -> str:
+def run_tests(project: Path, *, quiet: bool) -> Tested:
     """Run `python -m pytest` in the project; return "passed", or "skipped" if it has no tests.
 
     Raises Refused if a test fails, or if there is no pytest.

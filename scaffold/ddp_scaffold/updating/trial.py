@@ -8,7 +8,6 @@ project then gets.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -137,33 +136,10 @@ def _carried(
     return carry.find(sides, moved, missing, renames)
 
 
-def told(outcome: Outcome, *, with_diff: bool) -> dict[str, Any]:
-    """Return what the command's result says of the outcome."""
-    diff = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", outcome.before, outcome.after)
-    return {
-        "files": [{"path": path, "change": change} for path, change in sorted(outcome.changes.items())],
-        "conflicts": sorted(path for path, change in outcome.changes.items() if change == "conflict"),
-        "lost": outcome.lost,
-        "moved_to": outcome.moved_to,
-        "carried": dict(sorted(outcome.carried.items())),
-        "left_out": [{"path": path, "why": why} for path, why in sorted(outcome.left_out.items())],
-        "diff": git(*diff, cwd=outcome.repository) if with_diff else None,
-    }
-
-
-def require_nothing_lost(outcome: Outcome, result: Mapping[str, Any]) -> None:
-    """Raise Refused if edits would be lost; a file that is moved first takes its edits along, as a conflict."""
-    if not outcome.lost:
-        return
-    who = result["to"] if result["to"] != result["from"] else "a project with these answers"
-    gone = [path for path in outcome.lost if path not in outcome.moved_to]
-    ways = [shlex.join(["git", "mv", path, now]) for path, now in outcome.moved_to.items()]
-    ways += [f"{shlex.join(['git', 'rm', *gone])} (move what you need of it first)"] if gone else []
-    raise Refused(
-        f"{who} no longer has {', '.join(outcome.lost)}, and your edits there would be lost",
-        f"{'; '.join(ways)}. Then commit, and run the update again.",
-        result,
-    )
+def diff(outcome: Outcome) -> str:
+    """Return what changes in the project, as a patch."""
+    plain = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff")
+    return git(*plain, outcome.before, outcome.after, cwd=outcome.repository)
 
 
 def _changes(repository: Path, before: str, after: str) -> dict[str, str]:

@@ -14,9 +14,10 @@ class Learner:
         self.ema = make_ema(self.network, options.ema)
         lr, decay = options.learning_rate, options.weight_decay
         self.optimizer, self.d_optimizer = (  # a long memory of gradients is of little use against a moving opponent
-            torch.optim.AdamW(network.parameters(), lr, betas=(0.5, 0.99), weight_decay=decay, fused=True)
-            for network in (self.network, self.discriminator)
+            torch.optim.AdamW(network.parameters(), rate, betas=(0.5, 0.99), weight_decay=decay, fused=True)
+            for network, rate in ((self.network, lr), (self.discriminator, lr * settings.model.discriminator_rate))
         )
+        self.rates, self.d_rates = highest_rates(self.optimizer), highest_rates(self.d_optimizer)
         self.scaler = loss_scaler(options, job.device)  # one scale for both optimisers
         self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
 
@@ -36,11 +37,11 @@ class Learner:
     def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         parts = list(batches)  # both halves of the step see the same samples
-        set_learning_rate(self.d_optimizer, self.settings, step, self.settings.model.discriminator_rate)
+        set_learning_rate(self.d_optimizer, self.d_rates, self.settings, step)
         d_loss, d_norm, d_skipped = self.update(
             self.discriminator, self.d_optimizer, self.gradients(self.discriminator_loss, parts, self.d)
         )
-        set_learning_rate(self.optimizer, self.settings, step)
+        set_learning_rate(self.optimizer, self.rates, self.settings, step)
         with frozen(self.discriminator):  # else it would gather gradients here, which nobody reduces
             loss_and_terms = self.gradients(self.generator_loss, parts, self.g1, self.g2)
         loss, norm, skipped = self.update(self.network, self.optimizer, loss_and_terms)

@@ -26,7 +26,7 @@ from {{ package }}.ddp.start.groups import Job
 from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.ddp.start.settings import load
 from {{ package }}.model import build_model, discriminator_loss, generator_loss
-from {{ package }}.train import Loss, set_learning_rate
+from {{ package }}.train import Loss, highest_rates, set_learning_rate
 
 CPU = torch.device("cpu")
 # So few samples that an epoch ends, and with it a smaller batch, in the middle of a step.
@@ -87,17 +87,18 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
     def made(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return generator_loss(discriminator, coarse, refiner, batch, settings.model)
 
-    decay, losses = options.weight_decay, []
+    lr, decay, losses = options.learning_rate, options.weight_decay, []
     optimizer, d_optimizer = (
-        torch.optim.AdamW(network.parameters(), betas=(0.5, 0.99), weight_decay=decay)
-        for network in (generators, discriminator)
+        torch.optim.AdamW(network.parameters(), rate, betas=(0.5, 0.99), weight_decay=decay)
+        for network, rate in ((generators, lr), (discriminator, lr * settings.model.discriminator_rate))
     )
+    rates, d_rates = highest_rates(optimizer), highest_rates(d_optimizer)
     for step in range(options.steps):
         parts = [[next(reader) for reader in readers] for _ in range(options.accumulate)]
-        set_learning_rate(d_optimizer, settings, step, settings.model.discriminator_rate)
+        set_learning_rate(d_optimizer, d_rates, settings, step)
         losses.append(half(judged, discriminator, parts))
         d_optimizer.step()
-        set_learning_rate(optimizer, settings, step)
+        set_learning_rate(optimizer, rates, settings, step)
         losses.append(half(made, generators, parts))
         optimizer.step()
     return losses, {"model": generators.state_dict(), "discriminator": discriminator.state_dict()}

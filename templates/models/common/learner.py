@@ -10,6 +10,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
+        self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
         self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
 
@@ -28,7 +29,7 @@ class Learner:
     def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         options, job = self.settings.train, self.job
-        set_learning_rate(self.optimizer, self.settings, step)
+        set_learning_rate(self.optimizer, self.rates, self.settings, step)
         loss_and_terms = torch.zeros(2, device=job.device)
         for number, batch in enumerate(batches, 1):
             is_last = number == options.accumulate

@@ -194,21 +194,25 @@ def update_weights(
     return loss / terms, norm, skipped
 
 
-{% if model == 'adversarial-diffusion' %}
-def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int, scale: float = 1.0) -> None:
-{% else %}
-def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> None:
-{% endif %}
+def highest_rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Learning rate and weight decay with which each parameter group was made, before a checkpoint is loaded."""
+    names = ("lr", "weight_decay")
+    return [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, highest: list[dict[str, Any]], settings: Settings, step: int
+) -> None:
     """Linear warm-up, then a cosine to zero: a function of the step, so there is no scheduler state to restore.
 
-    All parameter groups get the same; groups with values of their own are set apart here.
+    Each parameter group goes up to its own rate, from `highest_rates`: that of this start, not of the checkpoint.
     """
     warmup, steps = settings.train.warmup_steps, settings.train.steps
     rising = min(1.0, (step + 1) / (warmup + 1))
     falling = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
-    for group in optimizer.param_groups:
-        group["lr"] = {{ 'scale * ' if model == 'adversarial-diffusion' }}settings.train.learning_rate * rising * falling
-        group["weight_decay"] = settings.train.weight_decay  # that of the settings, also after a resume
+    for group, own in zip(optimizer.param_groups, highest, strict=True):
+        group.update(own)
+        group["lr"] = own["lr"] * rising * falling
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:

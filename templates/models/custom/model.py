@@ -2,8 +2,9 @@
 
 What train.py calls, always on every rank. The contract:
 - `build_model` once, with equally seeded generators, so that all ranks begin with the same weights. Every parameter
-  must get a gradient in every step: DDP waits for it. No BatchNorm and no buffers, which DDP would broadcast in every
-  forward. The network itself goes to evaluation and sampling, and its state_dict into the checkpoints.
+  that requires a gradient must get one in every step: DDP waits for it. Buffers that stay as they are, like a mask, do
+  no harm. Those that a forward changes, like BatchNorm's, are each rank's own: you are warned, and rank 0's are saved.
+  The network itself goes to evaluation and sampling, and its state_dict into the checkpoints.
 - `wrap` once, with the network on its device. What to tell DDP about this network stands there and nowhere else.
 - `training_loss` for every batch, already on the device, under autocast if `train.precision` asks for it. It calls the
   wrapped model, makes no collective of its own, and never waits for the device: no .item(), no print, no `if` on a

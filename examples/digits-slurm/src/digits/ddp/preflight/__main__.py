@@ -72,15 +72,16 @@ def main() -> None:
         ending.found = [replace(finding, ranks=(place.rank,)) for finding in ending.found]
         if any(finding.alone for finding in ending.found):
             ending.leave(CONFIG, "it cannot meet the others")
-        deadline.stage = "waiting for the other ranks to start"
+        deadline.stage, ending.stalled = "waiting for the other ranks to start", "rendezvous_failed"
         job = rendezvous(place, clocks)
+        ending.stalled = "unknown"
         deadline.all_here(job.hosts)
         report = _check(job, deadline, settings.run, row, ending.found)
         code = CONFIG if report and report.problems else 0
         if report:
             print(as_json(report, code) if "--json" in sys.argv else plain(report), flush=True)
             if code:
-                ending.write(code, text(report.problems[0], job.hosts).partition(": ")[2])
+                ending.write(code, text(report.problems[0], job.hosts).partition(": ")[2], report.problems[0].kind)
         deadline.stage = "waiting for rank 0's verdict"
         code = int(_from_rank0(job, "code", str(code)))
     except ConfigError as error:
@@ -153,15 +154,14 @@ class Ending:
     def __init__(self, run: RunSettings) -> None:
         self.place: Place | None = None
         self.found: list[Finding] = []  # what this rank has found before it met the others
+        self.stalled: KindName = "unknown"  # the kind of the outcome if this rank gets no further than it is
         self._run, self._lock = run, threading.Lock()
 
-    def write(self, code: int, reason: str) -> None:
+    def write(self, code: int, reason: str, kind: KindName = "launcher_misconfig") -> None:
         """Leave outcome.json if the run has a name: torchrun turns every exit code into 1."""
         if self._run.id and not held_by_another(self._run.dir / self._run.id):
-            kinds: dict[int, KindName] = {STOPPED: "preempted", STALLED: "unknown"}
-            kind = kinds.get(code, "launcher_misconfig")
-            if "did not start" in reason or "cannot reach" in reason:
-                kind = "rendezvous_failed"
+            kinds: dict[int, KindName] = {STOPPED: "preempted", STALLED: self.stalled}
+            kind = kinds.get(code, kind)
             words = "; ".join(line.strip() for line in reason.splitlines())
             verdict = Verdict(code, kind, f"preflight: {words}", phase="init", step=0)
             tell_torchrun(verdict)
@@ -180,7 +180,10 @@ class Ending:
         with suppress(OSError, ValueError):
             print("\n".join(lines), file=sys.stderr, flush=True)
         try:
-            self.write(code, text(problems[0], hosts).partition(": ")[2] if code == CONFIG and problems else message)
+            if code == CONFIG and problems:
+                self.write(code, text(problems[0], hosts).partition(": ")[2], problems[0].kind)
+            else:
+                self.write(code, message)
             if place and place.rank == 0 and place.world_size > 1 and code != STOPPED:
                 time.sleep(2)  # the store goes with this process, and the others may just be finding out what is wrong
         finally:

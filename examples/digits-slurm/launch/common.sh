@@ -308,6 +308,17 @@ forget_request() { # forget_request RUN_DIRECTORY
   if grep -qs '^signal ' "$1/stop"; then rm -f "$1/stop"; fi
 }
 
+# say_how_to_go_on CODE VARIABLES COMMAND...: the last line of a run that can go on, to be copied. VARIABLES, joined by
+# commas, go with it where they are set, as DDP_ ones do.
+say_how_to_go_on() {
+  case $1 in
+  70 | 75) ;;
+  *) return 0 ;;
+  esac
+  say "to go on from the newest checkpoint:"
+  python "$launch_folder/outcome.py" again "${@:2}" >&2 || true
+}
+
 refuse_unless_number() { # refuse_unless_number NAME VALUE LEAST
   if ! [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || [ "$2" -lt "$3" ]; then
     refuse "$1=$2 is not a number from $3" "correct or unset $1"

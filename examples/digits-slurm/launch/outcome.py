@@ -4,6 +4,7 @@
     python outcome.py new DEFAULT_ID [training arguments]         the same; a default that is taken gets -2, -3, ...
     python outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
     python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE   prints exit code, restart or end, why
+    python outcome.py again VARIABLES COMMAND...                  prints the line that goes on with this run
     python outcome.py refuse RUN_DIRECTORY ATTEMPT KIND WHAT REMEDY   leaves an outcome.json with exit code 78
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
@@ -14,26 +15,33 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+OF_ONE_START = {"DDP_ATTEMPT", "DDP_FAULTS", "DDP_WALLTIME_END", "DDP_RUN__RESUME"}
 EXIT_CODES = {0: "done", 1: "failed", 70: "stalled", 75: "stopped", 78: "config"}
 
 
 def setting(name: str, default: str, arguments: Sequence[str]) -> str:
     """What training will use for `run.id` or the like: command line before environment before file before default."""
-    given: dict[str, str] = {}
+    section, key = name.split(".")
+    in_file = _section(Path(_given("--config", arguments) or "configs/train.yaml"), section)
+    in_environment = os.environ.get(f"DDP_{section}__{key}".upper())
+    return str(_given(f"--{name}", arguments) or in_environment or in_file.get(key) or default)
+
+
+def _given(name: str, arguments: Sequence[str]) -> str:
+    """The value of an option on the command line; the last one counts."""
+    found = ""
     for number, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
-        if option in ("--config", f"--{name}"):
-            given[option] = value if equals else next(iter(arguments[number + 1 :]), "")
-    section, key = name.split(".")
-    in_file = _section(Path(given.get("--config", "configs/train.yaml")), section)
-    in_environment = os.environ.get(f"DDP_{section}__{key}".upper())
-    return str(given.get(f"--{name}") or in_environment or in_file.get(key) or default)
+        if option == name:
+            found = value if equals else next(iter(arguments[number + 1 :]), "")
+    return found
 
 
 def directory(default_id: str, arguments: Sequence[str]) -> Path:
@@ -100,6 +108,29 @@ def ended(run_directory: Path, attempt: int, launcher_code: int) -> tuple[int, s
     return code, "restart" if code in (70, 75) else "end", what
 
 
+def again(also: Sequence[str], command: Sequence[str]) -> str:
+    """The line that goes on with this run, from any directory: the command with the variables of this start.
+
+    They are those of ddp/, and those in `also`; in the command, NAMES stands for their names. What asks for a start
+    from nothing is left out.
+    """
+    names = sorted(name for name in os.environ if name.startswith("DDP_") or name in also)
+    ours = {name: os.environ[name] for name in names if name not in OF_ONE_START and os.environ[name]}
+    in_file = _section(Path(_given("--config", command) or "configs/train.yaml"), "run")
+    if ours.get("DDP_RUN__DIR") == str(Path(in_file.get("dir") or "runs").absolute()):
+        del ours["DDP_RUN__DIR"]
+    if in_file.get("resume") is False:
+        ours["DDP_RUN__RESUME"] = "true"
+    words, kept = iter(command), list[str]()
+    for word in words:
+        if word == "--run.resume":
+            next(words, "")
+        elif not word.startswith("--run.resume="):
+            kept.append(",".join(ours) if word == "NAMES" else word)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in ours.items()]
+    return " ".join([f"cd {shlex.quote(os.getcwd())} &&", *variables, shlex.join(kept)])
+
+
 def _out_of_python(run_directory: Path, attempt: int) -> str:
     """Which ranks ended themselves because they could run no Python code, when that befell all of them at once."""
     ranks = []
@@ -130,6 +161,8 @@ if __name__ == "__main__":
         print(directory(sys.argv[2], sys.argv[3:]))
     elif sys.argv[1] == "new":
         print(new_directory(sys.argv[2], sys.argv[3:]))
+    elif sys.argv[1] == "again":
+        print(again(sys.argv[2].split(","), sys.argv[3:]))
     elif sys.argv[1] == "refuse":
         refuse(Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:7])
     elif sys.argv[1] == "setting":

@@ -121,6 +121,8 @@ while :; do
   fi
   if [ -n "$decision" ]; then
     say "attempt $attempt ended, $what; $decision"
+    say_how_to_go_on "$code" NPROC,NNODES,NODE_RANK,MASTER_ADDR,MASTER_PORT,MAX_RESTARTS,PREFLIGHT,VENV \
+      launch/torchrun.sh "$@"
     exit "$code"
   fi
   restarts=$((restarts + 1))

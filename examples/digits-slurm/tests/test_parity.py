@@ -24,7 +24,7 @@ from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
 from digits.ddp.start.settings import load
 from digits.model import build_model, training_loss
-from digits.train import set_learning_rate
+from digits.train import highest_rates, set_learning_rate
 
 CPU = torch.device("cpu")
 # Small batches for speed, and so many that an epoch ends, and with it a smaller batch, in the middle of a step.
@@ -52,6 +52,7 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
     network = build_model(settings.model)
     options, losses = settings.train, []
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
+    rates = highest_rates(optimizer)
     readers = [batches_of(rank, world_size, settings) for rank in range(world_size)]
     randomness = []
     for rank in range(world_size):
@@ -71,7 +72,7 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
             assert parameter.grad is not None
             parameter.grad /= number
         torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip_norm)
-        set_learning_rate(optimizer, settings, step)
+        set_learning_rate(optimizer, rates, settings, step)
         optimizer.step()
         optimizer.zero_grad()
         losses.append((total / number).item())

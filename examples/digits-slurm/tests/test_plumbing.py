@@ -24,6 +24,7 @@ from digits.ddp.preflight.__main__ import PreflightSettings as Settings
 from digits.ddp.rank_state import RankState
 from digits.ddp.report import outcome, report
 from digits.ddp.restore import fill, parameter_orders
+from digits.ddp.saving.snapshot import Frozen, freeze
 from digits.ddp.start import launcher
 from digits.ddp.start.groups import Job, choose_device
 from digits.ddp.start.settings import effective, load
@@ -183,6 +184,20 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, ca
         fill({"model": large}, {"model": small.state_dict()}, tmp_path)
     fill({"model": small}, {"model": small.state_dict(), "scaler": {}}, tmp_path)
     assert "scaler, which is switched off" in caplog.text
+
+
+def test_what_a_checkpoint_will_hold_is_not_changed_by_training() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    frozen = freeze({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "own": {"seen": [1]}})
+    assert isinstance(frozen, Frozen), frozen
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert torch.equal(frozen.state["model"]["weight"], before)
+    assert not torch.equal(model.weight, before)
+    assert frozen.state["optimizer"]["state"] == {}
+    assert frozen.state["own"] == {"seen": [1]}
 
 
 def test_an_optimiser_with_its_parameters_in_another_order_is_refused(tmp_path: Path) -> None:

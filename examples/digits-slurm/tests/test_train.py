@@ -31,7 +31,8 @@ def equal(a: Any, b: Any) -> bool:
 
 
 SHORT = ["--clocks.loader_s", "0.8", "--clocks.stall_s", "0.9", "--clocks.collective_s", "1", "--clocks.guard_s", "4"]
-STEPS = ["--train.steps", "80"]  # enough for the stop, up to 64 steps later, to come before the end
+# Enough for the stop, up to 64 steps later, to come before the end; and with all that a checkpoint can hold here.
+STEPS = ["--train.steps", "80", "--train.ema", "0.9"]
 
 
 @pytest.fixture(scope="module")

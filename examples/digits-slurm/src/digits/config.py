@@ -20,7 +20,9 @@ class TrainSettings(BaseModel, extra="forbid"):
     steps: int = Field(1000, ge=1, description="optimiser steps of the whole run")
     batch_size: int = Field(64, ge=1, description="samples in a batch of one rank")
     accumulate: int = Field(1, ge=1, description="gradient accumulation: batches of a rank for one optimiser step")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="autocast to it; fp16 also scales the loss")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "fp32", description="autocast to it; auto: bf16 on GPUs that have it, else fp32; fp16 also scales the loss"
+    )
     compile: bool = Field(False, description="torch.compile; the first step may take up to clocks.compile_s")
     learning_rate: float = Field(8e-3, gt=0, description="highest value, after warm-up")
     warmup_steps: int = Field(50, ge=0, description="steps of linear warm-up of the learning rate")

@@ -61,7 +61,7 @@ def main() -> None:
     """Read the settings, join the other ranks, train. The exit code says how it ended (see README.md)."""
     settings, origin = load(Settings)
     with session(settings.run, settings.clocks, settings.log, settings.preempt, effective(settings, origin)) as run:
-        train(settings, run)
+        train(with_precision(settings, run.job), run)
 
 
 def train(settings: Settings, run: Session) -> None:
@@ -121,9 +121,9 @@ def train(settings: Settings, run: Session) -> None:
 
                 if due(settings.log.every_steps, position.step):
                     log_scalars(settings, run, learner, position.step, values)
-                    bar.set_postfix({"loss": run.metrics.latest.get("loss")})
+                    bar.set_postfix(run.metrics.glance("loss"))
         except StopRequested:
-            if position.saved < position.step:
+            if position.saved < position.step or not checkpoint.finish(run.job):
                 save(settings, run, learner, position, must=True)
             raise
 
@@ -140,6 +140,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
+        self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
         self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
 
@@ -158,7 +159,7 @@ class Learner:
     def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         options, job = self.settings.train, self.job
-        set_learning_rate(self.optimizer, self.settings, step)
+        set_learning_rate(self.optimizer, self.rates, self.settings, step)
         loss_and_terms = torch.zeros(2, device=job.device)
         for number, batch in enumerate(batches, 1):
             is_last = number == options.accumulate
@@ -191,6 +192,13 @@ class Learner:
 def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:
     """A copy of the network for the exponential moving average of its weights, or None if `decay` is 0."""
     return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+
+
+def with_precision(settings: Settings, job: Job) -> Settings:
+    """In the place of `auto`: bf16 if the GPUs of all ranks have it, else fp32."""
+    if settings.train.precision != "auto":
+        return settings
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"precision": job.precision})})
 
 
 def loss_scaler(options: TrainSettings, device: torch.device) -> torch.amp.GradScaler:
@@ -237,17 +245,25 @@ def update_weights(
     return loss / terms, norm, skipped
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> None:
+def highest_rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Learning rate and weight decay with which each parameter group was made, before a checkpoint is loaded."""
+    names = ("lr", "weight_decay")
+    return [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, highest: list[dict[str, Any]], settings: Settings, step: int
+) -> None:
     """Linear warm-up, then a cosine to zero: a function of the step, so there is no scheduler state to restore.
 
-    All parameter groups get the same; groups with values of their own are set apart here.
+    Each parameter group goes up to its own rate, from `highest_rates`: that of this start, not of the checkpoint.
     """
     warmup, steps = settings.train.warmup_steps, settings.train.steps
     rising = min(1.0, (step + 1) / (warmup + 1))
     falling = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
-    for group in optimizer.param_groups:
-        group["lr"] = settings.train.learning_rate * rising * falling
-        group["weight_decay"] = settings.train.weight_decay  # that of the settings, also after a resume
+    for group, own in zip(optimizer.param_groups, highest, strict=True):
+        group.update(own)
+        group["lr"] = own["lr"] * rising * falling
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
@@ -287,7 +303,8 @@ def validate(
 
 def log_scalars(settings: Settings, run: Session, learner: "Learner", step: int, values: dict[str, Tensor]) -> None:
     """Log the values of a step. They are read without a host sync: `latest` has those of the call before."""
-    run.metrics.scalars(step, values | {"param_norm": global_norm(learner.network.parameters())})
+    values = values | {"param_norm": global_norm(learner.network.parameters())}
+    run.metrics.scalars(step, values, learning_rate=learner.optimizer.param_groups[0]["lr"])
     raise_if_diverged(learner, settings.train, step, run.metrics.latest.get("nonfinite_steps", 0))
 
 

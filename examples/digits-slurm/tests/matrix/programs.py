@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from digits.config import Settings
-from digits.ddp import Progress, batches, load, make_loader, on_rank0, phase, rehearse, step_done, total
+from digits.ddp import Progress, batches, checkpoint, load, make_loader, on_rank0, phase, rehearse, step_done, total
 from digits.ddp.session import Session, session
 
 
@@ -22,6 +24,21 @@ def sums(settings: Settings, run: Session) -> None:
     """Identical sums, one a step: what goes wrong between them, PyTorch does not notice."""
     for step in range(settings.train.steps):
         run.agreement.poll(step)
+        with phase("forward"):
+            dist.all_reduce(torch.ones(4, device=run.job.device))
+            time.sleep(0.05)
+        step_done(step + 1, 0)
+
+
+def disk_full(settings: Settings, run: Session) -> None:
+    """No file can grow beyond 100 kB any more (for a full disk) when a checkpoint is written beside these steps."""
+    layer = torch.nn.Linear(512, 512).to(run.job.device)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for step in range(settings.train.steps):
+        run.agreement.poll(step)
+        if step == 10:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            checkpoint.save(run.job, run.dir, {"step": step}, {"layer": layer}, keep=1)
         with phase("forward"):
             dist.all_reduce(torch.ones(4, device=run.job.device))
             time.sleep(0.05)
@@ -131,7 +148,7 @@ def destroyed_group(_settings: Settings, run: Session) -> None:
 PROGRAMS: dict[str, Callable[[Settings, Session], None]] = {
     program.__name__: program
     for program in (
-        *(sums, long_guard, lonely_guard, nested_guard, collective_in_guard, around_ddp),
+        *(sums, disk_full, long_guard, lonely_guard, nested_guard, collective_in_guard, around_ddp),
         *(uneven_lengths, uneven_stream, destroyed_group, broken_pipe, stuck_at_the_end),
     )
 }

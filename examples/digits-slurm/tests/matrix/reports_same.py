@@ -84,7 +84,7 @@ def shuffled_by_random(settings: Settings, run: Session) -> None:
 
     train_module: Any = import_module("digits.train")
     train_module.build_datasets = build
-    train_module.train(settings, run)
+    train_module.train(train_module.with_precision(settings, run.job), run)
 
 
 def cannot_be_read(settings: Settings, run: Session) -> None:

@@ -9,15 +9,18 @@ The map, from top to bottom: a module imports from its own line and from the lin
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
     rehearsal               before step 1, a step of the largest batch
-    loader checkpoint       make_loader and batches; where a checkpoint becomes visible (save, _write)
+    export                  the weights of a checkpoint alone, for inference
+    loader checkpoint       make_loader and batches; checkpoints that training does not wait for
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
+    saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)
     same/                   before step 1: are code, networks and buffers the same on all ranks
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
-    trace/                  what a rank knows of itself: phase and progress (heartbeat), collectives, slow steps, drift
+    meter                   time, throughput, waiting and memory, for the metric log
+    trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
     faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
-    report/                 what a run writes about itself: outcome.json, report.md
+    report/                 what a run writes about itself: outcome.json, report.md, the picture of a failure
     kinds                   the kinds of outcome, and what to do about each
     rank_state              the state that a rank publishes
     rng errors clocks       states of random generators; exit codes and exceptions; every timeout

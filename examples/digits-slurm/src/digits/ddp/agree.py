@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from .trace.collectives import ledger
 from .trace.drift import Digest, Drift
 from .trace.heartbeat import collectives_issued, phase
 
+log = logging.getLogger("ddp")
 T = TypeVar("T")
 
 
@@ -26,12 +29,20 @@ class Agreement:
     must call `poll` equally often. Beside the wish to stop, it compares how many steps and collectives each rank has
     made, and a checksum over what they were: an all_reduce that one rank skips, or makes of another type, is wrong in
     silence in PyTorch, and is caught here. So are replicas that are no longer equal, if there is a `drift` to compare
-    them.
+    them. And what rank 0 has to say of work that it does beside training (`news`) becomes a warning of all ranks.
     """
 
-    def __init__(self, job: Job, flags: StopFlags, every_s: float = 1.0, drift: Drift | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        flags: StopFlags,
+        every_s: float = 1.0,
+        drift: Drift | None = None,
+        news: Callable[[int], str] = lambda _step: "",
+    ) -> None:
         self.job, self._flags, self._every_s = job, flags, every_s
-        self._drift = drift
+        self._drift, self._news = drift, news
+        self._told = self._heard = 0  # numbers of the last news of this rank, and of those that all ranks know
         self._pending: tuple[dist.Work, torch.Tensor, Digest | None] | None = None
         self._polls = 0  # since the pending all_reduce began
         self._stale = 0  # votes to come whose measured speed no longer holds
@@ -70,7 +81,11 @@ class Agreement:
         with phase("agree"):
             work.wait()
         self._pending = None
-        stop, poll_us, *pairs = votes.tolist()
+        stop, poll_us, told, *pairs = votes.tolist()
+        while self._heard < told:
+            self._heard += 1
+            text = self.job.store.get(f"told/{self._heard}").decode()
+            log.warning("%s", text, extra={"file_only": self.job.rank != 0})
         same = [most == -minus_least for most, minus_least in zip(pairs[::2], pairs[1::2], strict=True)]
         step, counts, replicas = -pairs[1], same[:3], same[3:]
         if not all(counts):
@@ -92,12 +107,16 @@ class Agreement:
         reason = self._flags.reason()
         if reason:
             self.job.store.set("stop", f"{reason} on {self.job.who(self.job.rank)}")
+        if text := self._news(step):
+            self._told += 1
+            self.job.store.set(f"told/{self._told}", text)
         now = time.monotonic()
         poll_us = int(1e6 * (now - self._began) / max(1, self._polls))  # conclude() may come right after a poll
         digest = self._drift.digest(step, now=last) if self._drift else None
         # MAX of a number and of its negative: equal on all ranks if the one is minus the other.
         compared = [step, collectives_issued(), ledger.digest, *(digest.votes() if digest else (0, 0, 0))]
-        votes = torch.tensor([int(bool(reason)), poll_us, *(each for value in compared for each in (value, -value))])
+        both = (each for value in compared for each in (value, -value))
+        votes = torch.tensor([int(bool(reason)), poll_us, self._told, *both])
         work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.job.control, async_op=True)
         assert work is not None  # None is for ranks outside the group
         self._pending, self._polls, self._began = (work, votes, digest), 0, now

@@ -1,38 +1,34 @@
-"""Checkpoints that a kill cannot spoil: written aside, synced, checksummed, renamed; the newest good one is loaded."""
+"""Checkpoints that a kill cannot spoil and training does not wait for; the newest good one is loaded.
+
+Rank 0 copies the state to host memory, and a thread writes that copy, aside, synced, checksummed and renamed.
+"""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
 import logging
-import os
 import pickle
-import re
-import shutil
-import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from pydantic import BaseModel, Field
 
 from .agree import from_rank0, gather
-from .errors import CheckpointFailed, RunFailed
+from .errors import CheckpointFailed, RunFailed, StopRequested
 from .guard import Progress, on_rank0
 from .restore import Stateful as Stateful
 from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
+from .saving import directory, snapshot, writer
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
-from .trace.heartbeat import phase
+from .trace.heartbeat import phase, progress
 
 log = logging.getLogger("ddp")
-FORMAT = 1
 
 
 class CheckpointSettings(BaseModel, extra="forbid"):
@@ -77,37 +73,112 @@ class Position:
 _COUNTERS = {field.name: field.name for field in fields(Position)} | {"samples": "used", "global_batch": "begun"}
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """What rank 0 tells all ranks of a save."""
+
+    earlier: tuple[int, str] | None  # the step of the checkpoint before, and why it was not written
+    problem: str | None  # why this one was not
+    in_flight: bool
+
+
+_in_flight: list[int] = []  # on every rank: the step of the checkpoint that is being written beside training
+_to_copy: list[tuple[Objects, int]] = []  # on rank 0: what checkpoints will hold, and the step it began with
+_said: set[str] = set()
+
+
 def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False) -> bool:
     """Write `<run_dir>/checkpoints/step_<counters["step"]>` on rank 0. Every rank must call it at the same step.
 
-    Returns: whether it was written. A full disk keeps the last good checkpoint, and training goes on with a warning.
+    Returns once the state is copied, and all but that goes on beside training, unless `must` is set. One checkpoint
+    is written at a time: the next waits for it. If it fails, all ranks warn at their next agreement, or here.
+
+    Returns: whether it is, or is being, written. A full disk keeps the last good checkpoint, and training goes on.
 
     Raises:
         CheckpointFailed: on all ranks, when it could not be written and `must` is set (the run is about to end).
         ConfigError: on all ranks, when it could not be loaded again, or would be a part of the state only.
         NonFinite: on all ranks, when trained parameters or the optimiser's moments hold NaN or infinity.
     """
+    began, step = time.monotonic(), counters["step"]
     refuse_parts(objects)
     with phase("checkpoint"):
         rng = gather(job, random_state(job.device))
         warn_of_own_states(job, objects)
-    payload: dict[str, Any] = {"format": FORMAT, "counters": counters, "rng": rng}
+    payload: dict[str, Any] = {"format": directory.FORMAT, "counters": dict(counters), "rng": rng}
     if job.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
         payload["orders"] = parameter_orders(objects)
 
-    def check_and_write(progress: Progress) -> Refusal | str | None:
-        refused = refusal(objects, payload["objects"])
-        return refused or _write(run_dir / "checkpoints", payload, keep, progress)
+    def check_and_write(progress: Progress) -> Refusal | _Saved:
+        earlier = _result(writer.wait(progress))
+        if refused := refusal(objects, payload["objects"]):
+            return refused
+        problem, in_flight = _write(run_dir / "checkpoints", payload, keep, must, began, progress)
+        return _Saved(earlier, problem, in_flight)
 
-    problem = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
-    if isinstance(problem, Refusal):
-        raise problem.error()
-    if problem:
-        log.warning("checkpoint of step %d not written: %s. The last good one is kept.", counters["step"], problem)
+    saved = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
+    assert saved is not None
+    if isinstance(saved, Refusal):
+        raise saved.error()
+    _in_flight[:] = [step] if saved.in_flight else []
+    if saved.earlier:
+        _warn(job, *saved.earlier)
+    if saved.problem:
+        _warn(job, step, saved.problem)
         if must:
-            raise CheckpointFailed(f"the checkpoint of step {counters['step']} could not be written: {problem}")
+            raise CheckpointFailed(f"the checkpoint of step {step} could not be written: {saved.problem}")
+    return not saved.problem
+
+
+def finish(job: Job) -> bool:
+    """Wait for the checkpoint that is being written beside training, if any. Every rank must call it.
+
+    Returns: whether the last one is there. If not, all ranks have been told.
+    """
+    if not _in_flight:
+        return True
+    step = _in_flight.pop()
+
+    def wait(progress: Progress) -> tuple[str | None, bool]:
+        write = writer.wait(progress)
+        return (write.result(), write.told) if write else (None, False)
+
+    if dist.is_initialized():
+        problem, told = from_rank0(job, on_rank0(job, "checkpoint", wait)) or (None, False)
+    else:  # user code has destroyed the groups after its last step
+        problem, told = wait(progress) if job.rank == 0 else (None, False)
+    if problem and not told:
+        _warn(job, step, problem)
     return not problem
+
+
+@contextmanager
+def finished_at_the_end(job: Job) -> Iterator[None]:
+    """Around a training loop: when it ends or stops, the checkpoint in flight is waited for.
+
+    Raises:
+        CheckpointFailed: on all ranks, when a stop waited for it and it could not be written.
+    """
+    try:
+        yield
+    except StopRequested as stop:
+        if not finish(job):
+            raise CheckpointFailed("the last checkpoint before the stop could not be written") from stop
+        raise
+    finish(job)
+
+
+def look(step: int) -> str:
+    """For the agreement of all ranks, now and then while training: what has failed since, on rank 0; "" if nothing.
+
+    After the first step, when the optimiser has its state, memory is made ready for the first copy.
+    """
+    if _to_copy and step > _to_copy[0][1]:
+        objects, _ = _to_copy.pop()
+        snapshot.prepare(objects.values())
+    problem = writer.failure()
+    return f"{problem}. The last good one is kept." if problem else ""
 
 
 def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
@@ -121,30 +192,33 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     """
     refuse_parts(objects)
     compare_orders(job, objects)
+    root, found = run_dir / "checkpoints", dict[str, dict[str, Any]]()
 
     def find(progress: Progress) -> Refusal | str | None:
         refused = refusal({}, {name: item.state_dict() for name, item in objects.items()})  # now, not after an hour
-        return refused or _newest_good(run_dir / "checkpoints", progress)
+        if refused:
+            return refused
+        try:
+            newest = directory.read_newest(root, progress)
+        except pickle.UnpicklingError as error:  # of an older release, or another torch
+            problem, remedy = str(not_loadable(root, error)).split("\n  -> ")
+            return Refusal(problem, remedy)
+        found.update([newest] if newest else [])
+        return newest[0] if newest else None
 
     name = from_rank0(job, on_rank0(job, "find-checkpoint", find))
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
-        remember(objects, 0)
+        _begin(job, objects, 0)
         return None
-    path = run_dir / "checkpoints" / name / "state.pt"
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        who = job.who(job.rank)
-        raise RunFailed(f"{who} cannot read {path}: is {run_dir} on a file system that all nodes share?") from error
-    except pickle.UnpicklingError as error:  # of an older release, or another torch; the same on all ranks
-        raise not_loadable(path, error) from error
-    fill(objects, payload["objects"], path.parent, payload.get("orders"))
+    path = root / name
+    payload = found.pop(name) if found else _read_as_rank0_has(job, path)
+    fill(objects, payload["objects"], path, payload.get("orders"))
     if job.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][job.rank], job.device)
-    remember(objects, payload["counters"].get("step", 0))
-    log.info("resumed from %s", path.parent)
+    _begin(job, objects, payload["counters"].get("step", 0))
+    log.info("resumed from %s", path)
     return dict(payload["counters"])
 
 
@@ -153,102 +227,69 @@ def set_aside(job: Job, run_dir: Path, objects: Objects | None = None) -> None:
 
     `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
     """
-    remember(objects or {}, 0)
+    _begin(job, objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
-    on_rank0(job, "set-aside", lambda _progress: _checkpoints(root) and root.rename(kept))
+    on_rank0(job, "set-aside", lambda _progress: directory.checkpoints(root) and root.rename(kept))
 
 
-def _write(root: Path, payload: dict[str, Any], keep: int, progress: Progress) -> str | None:
-    """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible."""
-    aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"  # a requeued job may meet its predecessor
+def _begin(job: Job, objects: Objects, step: int) -> None:
+    """Training goes on from `step`, and checkpoints will hold `objects`."""
+    remember(objects, step)
+    _to_copy[:] = [(objects, step)] if job.rank == 0 else []
+
+
+def _read_as_rank0_has(job: Job, path: Path) -> dict[str, Any]:
+    who = job.who(job.rank)
     try:
-        _remove_leftovers(root)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        state = aside / "state.pt"
-        with open(state, "wb") as file:
-            torch.save(payload, file)
-            file.flush()
-            os.fsync(file.fileno())
-        progress("checkpoint written, computing its checksum")
-        manifest = {
-            "format": FORMAT,
-            "counters": payload["counters"],
-            "world_size": len(payload["rng"]),
-            "torch": torch.__version__,
-            "files": {state.name: {"bytes": state.stat().st_size, "sha256": _sha256(state)}},
-        }
-        with open(aside / "manifest.json", "w") as file_:
-            json.dump(manifest, file_, indent=1)
-            file_.flush()
-            os.fsync(file_.fileno())
-        while True:
-            try:
-                os.replace(aside, root / _new_name(root, payload["counters"]["step"]))
-                break
-            except OSError as error:  # another job took the name a moment ago
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-        _sync_directory(root)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        shutil.rmtree(aside, ignore_errors=True)
-        return f"{type(error).__name__}: {error}"
-    for old in _checkpoints(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-    return None
+        return directory.read(path, progress)
+    except OSError as error:
+        where = path.parents[1]
+        raise RunFailed(f"{who} cannot read {path}: is {where} on a file system that all nodes share?") from error
+    except directory.Damaged as error:
+        raise RunFailed(f"{who} does not read from {path} what rank 0 has read: {error}") from error
 
 
-def _remove_leftovers(root: Path) -> None:  # of killed writers: nobody takes an hour between two files
-    for path in root.glob(".writing-*"):
-        with suppress(OSError):
-            if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:
-                shutil.rmtree(path, ignore_errors=True)
+def _write(
+    root: Path, payload: dict[str, Any], keep: int, must: bool, began: float, note: Progress
+) -> tuple[str | None, bool]:
+    """Write a copy of the state beside training; if there is no room for a copy, the state itself.
+
+    Args:
+        began: when training began to stand still, in monotonic seconds.
+
+    Returns: why it was not written, and whether it is still being written.
+    """
+    step = payload["counters"]["step"]
+    frozen = snapshot.freeze(payload["objects"], step)
+    if isinstance(frozen, str):
+        if frozen not in _said:
+            log.info("training stands still while a checkpoint is written: %s", frozen)
+            _said.add(frozen)
+        return directory.write(root, payload, keep, note), False
+    whole = payload | {"objects": frozen.state}
+    stood_s = time.monotonic() - began
+
+    def work(note: Progress) -> str | None:
+        problem = directory.write(root, whole, keep, note, frozen.block.holds)
+        if problem is None:
+            still = "" if must else f", beside training, which stood still for {stood_s:.2f} s"
+            log.info("checkpoint of step %d written in %.1f s%s", step, time.monotonic() - began, still)
+        return problem
+
+    writer.begin(step, work)
+    if not must:
+        return None, True
+    done = writer.wait(note)
+    assert done is not None
+    return done.result(), False
 
 
-def _new_name(root: Path, step: int) -> str:
-    """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
-    name = f"step_{step:08d}"
-    taken = [int(path.suffix[1:] or 0) for path in _checkpoints(root) if path.stem == name]
-    return f"{name}.{max(taken) + 1:03d}" if taken else name
+def _result(write: writer.Write | None) -> tuple[int, str] | None:
+    """Step of a write that has failed, and why, unless all ranks know."""
+    problem = write and write.result()
+    return (write.step, problem) if write and problem and not write.told else None
 
 
-def _checkpoints(root: Path) -> list[Path]:
-    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
-    return sorted(path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
-
-
-def _newest_good(root: Path, progress: Progress) -> str | None:
-    """Name of the newest checkpoint whose files have the size and checksum of its manifest; others are reported."""
-    for candidate in reversed(_checkpoints(root)):
-        progress(f"verifying {candidate.name}")
-        try:
-            manifest = json.loads((candidate / "manifest.json").read_text())
-            for name, expected in manifest["files"].items():
-                file = candidate / name
-                if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
-                    raise ValueError(f"{name} does not match its checksum")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("skipping broken checkpoint %s: %s", candidate, error)
-            # Under another name it is neither tried again nor counted among those to keep.
-            with suppress(OSError):
-                candidate.rename(root / f"broken-{candidate.name}")
-            continue
-        return candidate.name
-    return None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sync_directory(path: Path) -> None:
-    """Without it a rename can be lost in a power failure (POSIX leaves it to the directory's own fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _warn(job: Job, step: int, problem: str) -> None:
+    text = "checkpoint of step %d not written: %s. The last good one is kept."
+    log.warning(text, step, problem, extra={"file_only": job.rank != 0})

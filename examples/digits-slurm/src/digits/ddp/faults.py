@@ -68,10 +68,11 @@ SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT", "term": "SI
 TO_ALL = {"termall": "SIGTERM", "usr2all": "SIGUSR2", "intall": "SIGINT", "hupall": "SIGHUP"}
 DEFAULTS = {"rank": "0", "step": "0", "phase": "forward", "attempt": "0", "seconds": "1000000"}
 PHASES = ("init", "compile", *clocks.PHASES)
+PLACES = ("checkpoint:copy", "checkpoint:write", "checkpoint:rename")  # the last two in a thread, beside any phase
 VALUES = {
     "rank": r"\d+|all",
     "step": r"\d+",
-    "phase": rf"({'|'.join(PHASES)})|(guard|wait):.+",
+    "phase": rf"({'|'.join(PHASES + PLACES)})|(guard|wait):.+",
     "attempt": r"\d+",
     "seconds": r"\d+(\.\d+)?",
 }
@@ -101,7 +102,7 @@ def parse(text: str) -> tuple[dict[str, str], ...]:
                 raise ConfigError(f"DDP_FAULTS: {key!r} is not a known option", f"use {', '.join(DEFAULTS)}")
             if not re.fullmatch(VALUES[key], value):
                 allowed = "all or a number" if key == "rank" else "a number"
-                allowed = f"{', '.join(PHASES)}, guard:<name> or wait:<name>" if key == "phase" else allowed
+                allowed = f"{', '.join(PHASES + PLACES)}, guard:<name> or wait:<name>" if key == "phase" else allowed
                 raise ConfigError(f"DDP_FAULTS: {value!r} is no {key}", f"use {allowed}")
             fault[key] = value
         found.append(fault)

@@ -27,6 +27,7 @@ from .loading.shards import END, GlobalOrder, LocatedStream, lengths_of
 from .loading.streams import compare_streams
 from .loading.workers import fitting_workers, keep_protection, protect_worker, worker_context
 from .start.groups import Job
+from .trace import spent
 from .trace.heartbeat import phase
 
 log = logging.getLogger("ddp")
@@ -160,6 +161,16 @@ def batches(loader: DataLoader[T], job: Job, epoch: int = 0, start: int = 0, beg
         DataFailed: the data set raised, or a worker hung or died; the message names rank, worker, data set and index.
         ConfigError: a stream has no batch at all for some rank (on all ranks).
     """
+    order = loader.dataset if isinstance(loader.dataset, LocatedStream) else loader.sampler
+    training = cast("LocatedStream[T] | GlobalOrder", order).uneven != "keep"
+    for batch in _common(loader, job, epoch, start, begun):
+        if training:
+            spent.watch.batch(cast(int, loader.batch_size) * job.world_size)
+        yield batch
+
+
+def _common(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int) -> Iterator[T]:
+    """As many on every rank, but for evaluation."""
     located = loader.dataset
     if not isinstance(located, LocatedStream) or located.uneven == "keep":
         yield from _own(loader, job, epoch, start, begun)

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, Field
 
+from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
+from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
 
@@ -109,6 +112,7 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 class MetricLog:
     """Training scalars, averaged over ranks, to metrics.jsonl, the tracker and the console of rank 0.
 
+    Beside them stand the numbers of meter.py: they travel in the same all_reduce.
     A full disk or a broken tracker is a warning: training goes on, and waits for neither. `scalars` starts one
     all_reduce and a copy to pinned memory; the values are read at the next call, when they have long arrived. The names
     are fixed by the first call, so that all ranks always reduce the same thing.
@@ -117,23 +121,28 @@ class MetricLog:
     def __init__(self, job: Job, run_dir: Path, settings: LogSettings) -> None:
         self._job, self._path = job, run_dir / "metrics.jsonl"
         self._names: list[str] = []
-        self._pending: tuple[int, torch.Tensor, torch.cuda.Event | None] | None = None
+        self._pending: _Line | None = None
         self._warned = False
+        self._meter = Meter(job)
         self.latest: dict[str, float] = {}
         self._tracker = _Tracker(settings.tracker, run_dir) if job.rank == 0 else None
 
-    def scalars(self, step: int, values: dict[str, torch.Tensor]) -> None:
-        """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names."""
+    def scalars(self, step: int, values: dict[str, torch.Tensor], learning_rate: float | None = None) -> None:
+        """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names.
+
+        `learning_rate` is written beside them; without it that of the optimiser, if there is only one.
+        """
         with phase("log"):
             self.flush()
         names = sorted(values)
         self._names = self._names or names
         if names != self._names:
             raise ValueError(f"metrics {names} at step {step}, but {self._names} before: the names must stay the same")
-        stacked = torch.stack([values[name].detach().float() for name in names])
+        rate = learning_rate_of_the_only_optimizer() if learning_rate is None else learning_rate
+        averaged = torch.stack([values[name].detach().float() for name in names])
+        stacked = torch.cat([averaged, self._of_this_rank(averaged.device)])
         with phase("agree"):
             dist.all_reduce(stacked)
-        stacked /= self._job.world_size
         event = None
         if stacked.is_cuda:
             host = torch.empty_like(stacked, device="cpu", pin_memory=True)
@@ -141,27 +150,56 @@ class MetricLog:
             event = torch.cuda.Event()
             event.record()
             stacked = host
-        self._pending = (step, stacked, event)
+        self._pending = _Line(step, stacked, event, self._meter.now(), rate)
+
+    def _of_this_rank(self, device: torch.device) -> torch.Tensor:
+        """The numbers of each rank, where all but this one's are 0: the sum over all ranks is a table of them."""
+        table = torch.zeros(self._job.world_size, OF_A_RANK, pin_memory=device.type == "cuda")
+        table[self._job.rank] = torch.tensor(self._meter.own())
+        return table.flatten().to(device, non_blocking=True)
 
     def flush(self) -> None:
         """Write what `scalars` started last."""
         if self._pending is None:
             return
-        step, values, event = self._pending
-        self._pending = None
-        if event is not None:
-            event.synchronize()
-            beat.complete = step
-        self.write(step, dict(zip(self._names, values.tolist(), strict=True)))
+        line, self._pending = self._pending, None
+        if line.event is not None:
+            line.event.synchronize()
+            beat.complete = line.step
+        count, size = len(self._names), self._job.world_size
+        means = (line.sums[:count] / size).tolist()
+        numbers = self._meter.together(line.sums[count:].view(size, OF_A_RANK).tolist(), line.learning_rate)
+        self._write(line.step, dict(zip(self._names, means, strict=True)), numbers, line.began)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Record host-side numbers that are equal on all ranks already (evaluation results)."""
-        self.latest.update(values)
+        self._write(step, values, {}, self._meter.now())
+
+    def glance(self, *names: str) -> dict[str, str]:
+        """The latest of these metrics, and of the numbers what fits behind a progress bar."""
+        shown = {name: f"{self.latest[name]:.4g}" for name in names if name in self.latest}
+        for name, number, form in (
+            ("samples/s", "samples_per_second", "{:.4g}"),
+            ("data wait", "data_wait_share", "{:.0%}"),
+            ("rank wait", "rank_wait_share", "{:.0%}"),
+            ("GiB", "peak_memory_gib", "{:.3g}"),
+            ("mfu", "mfu", "{:.0%}"),
+        ):
+            if number in self.latest:
+                shown[name] = form.format(self.latest[number])
+        return shown
+
+    def _write(self, step: int, values: dict[str, float], numbers: dict[str, float], when: Moment) -> None:
+        self.latest.update(values | numbers)
         if self._job.rank != 0:
             return
-        log.info("step %d  %s", step, "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items())))
+        words = "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
+        log.info("step %d  %s%s", step, words, f"  ({told})" if (told := in_words(numbers)) else "")
+        values = values | {name: numbers[name] for name in NUMBERS if name in numbers}
+        values |= {"elapsed_seconds": round(when.elapsed, 3)}
         # JSON has no NaN or infinity: null keeps the file readable by everything.
         row = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
+        row["time"] = round(when.time, 3)
         try:
             with open(self._path, "a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -177,6 +215,17 @@ class MetricLog:
         self.flush()
         if self._tracker is not None:
             self._tracker.close()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line under way: sums over the ranks of the metrics, and of each rank's numbers."""
+
+    step: int
+    sums: torch.Tensor
+    event: torch.cuda.Event | None  # after which they have arrived
+    began: Moment
+    learning_rate: float | None
 
 
 class _Tracker:

@@ -24,11 +24,13 @@ from .same.layout import compare_modes
 from .same.unused import refuse_changed, refuse_unused, without_gradient
 from .start.groups import Job
 from .start.stop import shielded
+from .trace import flops
 from .trace.heartbeat import phase, progress
 
 log = logging.getLogger("ddp")
 T = TypeVar("T")
 CPU = torch.device("cpu")
+_of_longest: list[bool] = []  # set where the rehearsal has another batch than a usual one: it counts for no step
 
 
 def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
@@ -42,6 +44,7 @@ def largest_batch(dataset: Dataset[Any], batch_size: int, first: T) -> T:
     lengths = lengths_of(dataset)
     if lengths is None:
         return first
+    _of_longest[:] = [True] if len(set(lengths)) > 1 else []
     random, samples = random_state(CPU), []
     longest = sorted(range(len(lengths)), key=lambda index: -lengths[index])[:batch_size]
     with phase("data"):
@@ -83,14 +86,20 @@ def rehearse(job: Job, models: Sequence[DistributedDataParallel], step: Callable
             model.require_forward_param_sync = False  # buffers, too, are broadcast with the others only
         step()
         _synchronize(device)
-    first = time.monotonic() - began
-    without = [without_gradient(model) for model in models]
+        first = time.monotonic() - began
+        without = [without_gradient(model) for model in models]
+        if not _of_longest:
+            flops.count(models, step, device)
+            _synchronize(device)
     _zero(models)
     _wait_for_all(job)
     for model, found in zip(models, without, strict=True):
         compare_modes(job, model.module)  # they may have changed since the wrapper was made
         refuse_unused(job, type(model.module).__name__, found)
 
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what only the count has needed
+        torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
     for model in models:
         model.require_forward_param_sync = True
@@ -149,12 +158,15 @@ def _odd(norms: list[float]) -> list[int]:
 
 def _tell(job: Job, found: list[tuple[float, float, float]]) -> None:
     slowest = max(range(len(found)), key=lambda rank: found[rank][0])
+    work = flops.of_a_batch()
+    operations = f", {work.flops / 1e9:.3g} GFLOP on each rank" if work else ""
     memory = f", at most {max(row[2] for row in found):.2f} GiB of GPU memory" if job.device.type == "cuda" else ""
     log.info(
-        "rehearsal: a step of the largest batch took %.2f s the first time (%s), then %.2f s%s",
+        "rehearsal: a step of the largest batch took %.2f s the first time (%s), then %.2f s%s%s",
         found[slowest][0],
         job.who(slowest),
         max(row[1] for row in found),
+        operations,
         memory,
     )
 

@@ -96,9 +96,9 @@ def _another_order(before: list[str], now: list[str]) -> str:
 def _misfit(item: Stateful, saved: Any) -> str:
     """Of a checkpoint without names: state of another shape than its parameter, which torch does not look at."""
     kind = type(item)
-    if not kind.__module__.startswith("torch.optim.") or kind.__name__ in ("LBFGS", "Adafactor"):
+    of_torch = kind.__module__.startswith("torch.optim.") and kind.__name__ not in ("LBFGS", "Adafactor")
+    if not isinstance(item, torch.optim.Optimizer) or not of_torch:
         return ""  # others keep what they like: factors, blocks, a flat vector
-    assert isinstance(item, torch.optim.Optimizer)
     for place, parameter in enumerate(_held(item)):
         for key, value in saved.get("state", {}).get(place, {}).items():
             if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:

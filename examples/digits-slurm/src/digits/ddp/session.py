@@ -21,7 +21,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from . import faults
 from .agree import Agreement
-from .checkpoint import CheckpointSettings
+from .checkpoint import CheckpointSettings, finished_at_the_end
+from .checkpoint import look as look_at_checkpoints
 from .clocks import Clocks
 from .errors import (
     CONFIG,
@@ -44,6 +45,7 @@ from .rng import make_deterministic
 from .same.buffers import check_network
 from .same.sources import compare_sources
 from .start import kinship, owner
+from .start.again import how_to_go_on
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
@@ -53,7 +55,7 @@ from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
 from .start.stop import PreemptSettings, StopFlags, kind_of_stop
-from .trace import marks
+from .trace import marks, spent
 from .trace.collectives import keep_ledger
 from .trace.drift import Drift
 from .trace.heartbeat import beat, end_with, lose, phase
@@ -145,14 +147,16 @@ def session(
         keep_ledger(kept, job.control)
         if job.device.type == "cuda":
             marks.begin()
+            spent.begin()
         compare_sources(job)
         keep_models(partial(check_network, job))
         keep_optimizers()
         log.info("world size %d on %s, %s", job.world_size, ", ".join(dict.fromkeys(job.hosts)), job.backend)
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
-        agreement = Agreement(job, flags, preempt.poll_s, drift)
+        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints)
         metrics = MetricLog(job, directory, logs)
-        yield Session(job, directory, flags, agreement, metrics)
+        with finished_at_the_end(job):
+            yield Session(job, directory, flags, agreement, metrics)
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
@@ -183,6 +187,8 @@ def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
         report.write(directory)
         log.info("%s; report: %s", verdict.reason, directory / "report.md")
         owner.release(directory)
+        if lines := how_to_go_on(job.place, directory, verdict.exit_code):
+            say_last("\n".join(lines))
     if verdict.exit_code:
         tell_torchrun(verdict)
     logging.shutdown()
@@ -200,6 +206,7 @@ def _fail(monitor: Monitor, job: Job, directory: Path, error: BaseException) -> 
     lost = isinstance(error, RunFailed) or peer_lost(error)
     if lost:
         lose(error)
+    monitor.note_clock(error)
     log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
     if found := outcome.found_by_child(directory, job.place.attempt):  # by a process that this rank has started
         monitor.fail(found)

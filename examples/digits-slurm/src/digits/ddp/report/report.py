@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..rank_state import RankState
-from . import outcome
+from . import outcome, picture, timeline, trace_events
 from .chart import line_chart
+from .sentence import sentence
+from .speed import speed_rows, without_numbers
 
 log = logging.getLogger("ddp")
 MARKS = {
@@ -25,7 +28,10 @@ MARKS = {
 
 
 def write(run_dir: Path) -> None:
-    """Write report.md and loss.svg. A problem here is a warning: the run's end must not depend on its report."""
+    """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
+
+    A problem here is a warning: the run's end must not depend on its report.
+    """
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
@@ -45,6 +51,28 @@ def note_slow(run_dir: Path, step: int, texts: Sequence[str]) -> None:
     write(run_dir)
 
 
+def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
+    """How the start with this number, from 1 on, has ended; empty if nothing tells."""
+    at = [number for number, event in enumerate(events) if event["event"] == "start"]
+    following = events[at[start - 1] + 1 :] if 0 < start <= len(at) else []
+    return following[0] if following and following[0]["event"] == "end" else {}
+
+
+def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str]]:
+    """Draw the last end that was not clean, if there was one; returns which start it was of, and what to say of it."""
+    start = sum(event["event"] == "start" for event in events)
+    try:
+        found = timeline.load(run_dir)
+        if found is None:
+            return start, []
+        start, end = found.start, _end_of(events, found.start)
+        (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
+        said = sentence(found, end)
+        return start, [f"![{said}](timeline.svg)", f"{said}."]
+    except Exception as error:  # whatever the file holds: the report is what matters
+        return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
+
+
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     events = outcome.attempts(run_dir)
     last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
@@ -52,10 +80,15 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     if last.get("reason") and last["outcome"] != "done":
         parts.append(f"**{last['kind']}**: {last['reason']}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
+    drawn, picture_of_ranks = _picture(run_dir, events)
+    starts = sum(event["event"] == "start" for event in events)
+    parts += picture_of_ranks if drawn == starts else []
     parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
     parts += ["## Attempts", _attempt_table(events)]
+    parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
+        parts += _speed(metrics, events)
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
         newest = pictures[-1]
@@ -91,12 +124,19 @@ def _attempt_table(events: list[dict[str, Any]]) -> str:
 
 def _metric_table(metrics: list[dict[str, Any]]) -> str:
     """The last value of each metric, and its step."""
-    last = {name: (value, row["step"]) for row in metrics for name, value in row.items() if name != "step"}
+    last = {name: (row[name], row["step"]) for row in metrics for name in without_numbers(row) - {"step"}}
     rows = [
         [name, "not finite" if value is None else f"{value:.5g}", str(step)]
         for name, (value, step) in sorted(last.items())
     ]
     return _table(["metric", "last value", "at step"], rows)
+
+
+def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
+    rows = speed_rows(metrics, began)
+    about = "Of the lines since the last start, whose first step is left out."
+    return ["## Speed", about, _table(["", "median", "last"], rows)] if rows else []
 
 
 def _rank_table(states: list[RankState]) -> str:
@@ -147,13 +187,38 @@ def _slow(path: Path) -> list[str]:
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """A step can have two rows that count, of training and of evaluation: they differ in their names."""
     step: int = earlier["step"]
-    return step > row["step"] or (step == row["step"] and earlier.keys() == row.keys())
+    return step > row["step"] or (step == row["step"] and without_numbers(earlier) == without_numbers(row))
 
 
 def main() -> None:
-    """Make the reports of the run directories that the command line names."""
-    for name in sys.argv[1:]:
-        if not (Path(name) / "attempts.jsonl").exists():
-            sys.exit(f"error: {name} is not a run directory (no attempts.jsonl)")
-        write(Path(name))
-        print(Path(name) / "report.md")
+    """Make the reports of the run directories that the command line names, or a trace of one of them."""
+    parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories; --trace takes the newest in runs/")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
+    options = parser.parse_args()
+    runs = options.runs
+    if options.trace and not runs:
+        newest = sorted(Path("runs").glob("*/attempts.jsonl"), key=lambda path: path.stat().st_mtime)
+        runs = [path.parent for path in newest[-1:]]
+    if options.trace and len(runs) != 1:
+        what = "of one run, not of several" if runs else "of a run, and there is none in runs/"
+        sys.exit(f"error: a trace is {what}\n  -> name one run directory")
+    for run_dir in runs:
+        if not (run_dir / "attempts.jsonl").exists():
+            sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
+        if options.trace:
+            _write_trace(run_dir, options.trace)
+        else:
+            write(run_dir)
+            print(run_dir / "report.md")
+
+
+def _write_trace(run_dir: Path, path: Path) -> None:
+    try:
+        found = timeline.load(run_dir)
+        if found is None:
+            sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
+        trace_events.write(found, _end_of(outcome.attempts(run_dir), found.start), path)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: no trace of {run_dir}: {error}")
+    print(path)

@@ -54,5 +54,5 @@ def _note(job: Job, module: nn.Module, names: Sequence[str]) -> None:
         return
     others = f" and {len(new) - 2} others" if len(new) > 2 else ""
     what = f"{', '.join(new[:2])}{others} of {type(module).__name__}".replace("_orig_mod.", "")
-    remedy = "use torch.nn.SyncBatchNorm, or a norm without running statistics such as GroupNorm"
+    remedy = "use a norm without running statistics such as GroupNorm, or, on GPUs only, torch.nn.SyncBatchNorm"
     log.warning("each rank changes %s by its own samples: what is saved is rank 0's\n  -> %s", what, remedy)

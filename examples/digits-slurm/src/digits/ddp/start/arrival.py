@@ -34,6 +34,7 @@ class Arrival:
     gpu: str
     cores: tuple[int, ...]
     of_cores: int
+    bf16: bool = False  # whether the GPU computes in it, other than by emulation
     findings: tuple[Finding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def arrive(place: Place, device: str) -> Arrival:
         known = interfaces()
         found += check_interfaces(known, several_nodes=False, nccl=bool(gpu))
         address = gloo_address(known)
-    return replace(present(place), gloo=address, gpu=gpu, findings=tuple(found))
+    bf16 = bool(gpu) and torch.cuda.is_bf16_supported(including_emulation=False)
+    return replace(present(place), gloo=address, gpu=gpu, bf16=bf16, findings=tuple(found))
 
 
 def present(place: Place) -> Arrival:
@@ -76,6 +78,11 @@ def judge(arrivals: Sequence[Arrival]) -> list[Finding]:
     """What is wrong with each, and with all of them together; problems first."""
     own = [_of(one.rank, finding) for one in arrivals for finding in one.findings]
     return merged([*own, *_same_gpu(arrivals), *_loopback(arrivals), *crowded(arrivals)])
+
+
+def precision(arrivals: Sequence[Arrival]) -> str:
+    """What all ranks can train in: bf16 where every GPU has it, else fp32."""
+    return "bf16" if arrivals and all(one.bf16 for one in arrivals) else "fp32"
 
 
 def crowded(arrivals: Iterable[Arrival]) -> list[Finding]:

@@ -31,6 +31,7 @@ class Job:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     backend: str = "gloo"
     control: dist.ProcessGroup | None = None
+    precision: str = "fp32"  # what `auto` stands for: bf16 if the GPU of every rank has it
 
     @property
     def rank(self) -> int:

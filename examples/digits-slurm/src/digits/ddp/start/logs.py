@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from .launcher import Place
 
 log = logging.getLogger("ddp")
 Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
+PRECISION = "train.precision"  # a project's own setting: `auto` is what all ranks can train in
 
 STDERR = 2  # its descriptor
 # Beginnings of the environment variables that environment.txt keeps.
@@ -58,6 +60,9 @@ def log_to_file(directory: Path, place: Place) -> None:
 def describe(directory: Path, job: Job, rows: Rows) -> None:
     """Print the effective settings with who set each, and keep them in the run directory."""
     place = job.place
+    automatic = (PRECISION, "auto")
+    rows = [(row[0], f"auto: {job.precision}", row[2]) if row[:2] == automatic else row for row in rows]
+    _compare_precision(directory, rows)
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
@@ -66,6 +71,18 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
     facts += [f"rank {rank} host {host}" for rank, host in enumerate(job.hosts)]
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
     (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+def _compare_precision(directory: Path, rows: Rows) -> None:
+    """Say it if `auto` is something else than at the last start, whose checkpoint this one goes on from."""
+    before = now = ""
+    with suppress(OSError):
+        before = next((text for text in (directory / "settings.txt").read_text().splitlines() if PRECISION in text), "")
+    now = next((value for name, value, _ in rows if name == PRECISION), "")
+    was = re.search(r" auto: (\w+) ", before)
+    if was and now.startswith("auto: ") and now != f"auto: {was[1]}" and any(directory.glob("checkpoints/step_*")):
+        what = f"{PRECISION} is auto, which is {now.removeprefix('auto: ')} here and was {was[1]} at the last start"
+        log.warning("%s: the run goes on in it. To keep what it was, set %s to %s", what, PRECISION, was[1])
 
 
 def silence_console() -> None:

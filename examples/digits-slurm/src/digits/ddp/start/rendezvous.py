@@ -18,11 +18,11 @@ from ..kinds import Verdict
 from ..polling import poll
 from ..ranks import named
 from . import kinship
-from .arrival import Arrival, judge
+from .arrival import Arrival, judge, precision
 from .board import post
 from .groups import Job, connect_store
 from .launcher import Place
-from .logs import Rows
+from .logs import PRECISION, Rows
 from .stop import StopFlags
 
 log = logging.getLogger("ddp")
@@ -58,7 +58,12 @@ def rendezvous(
         waiting.until(others)
         came = [json.loads(store.get(key)) for key in [_hello(0), *others]]
         hosts = [host for host, _, _ in came]
-        _compare([Arrival.from_json(each) for _, _, each in came if each], hosts, store)
+        arrivals = [Arrival.from_json(each) for _, _, each in came if each]
+        _compare(arrivals, hosts, store)
+        store.set("precision", precision(arrivals))
+        without = [one.rank for one in arrivals if not one.bf16]
+        if settings.get(PRECISION) == "auto" and 0 < len(without) < len(arrivals):
+            log.warning("%s is fp32 on all ranks: no bf16 on %s", PRECISION, named(without, hosts))
         store.set("hosts", json.dumps(hosts))
     else:
         waiting.until([_hello(0)])
@@ -76,7 +81,8 @@ def rendezvous(
             tell_all(store, ConfigError(problem, "start every rank with the same file, arguments and variables"))
         store.set(_hello(place.rank), hello)  # only now: rank 0 does not begin with a rank that disagrees
         waiting.until(["hosts"])
-    return Job(place, clocks, store, tuple(json.loads(store.get("hosts"))))
+    agreed = store.get("precision").decode()
+    return Job(place, clocks, store, tuple(json.loads(store.get("hosts"))), precision=agreed)
 
 
 def _compare(arrivals: Sequence[Arrival], hosts: Sequence[str], store: dist.Store) -> None:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from .. import faults
 from ..rank_state import RankState
-from . import gradients, marks
+from . import gradients, marks, spent
 from .collectives import ledger
 from .lines import of_error, of_thread, standing
+from .phases import phases
 from .slow_steps import Pace
 
 # Phases in which a rank waits for the others. One that stays here too long is a victim, not the cause.
@@ -75,7 +76,7 @@ def phase(name: str) -> Iterator[None]:
         if _failed_in(error) is None:  # else in a phase inside this one
             error.failed_in_phase = name  # type: ignore[attr-defined]
         with beat.lock:  # no sign of progress: user code may go on, or wait for others on its way out
-            _change_to(outer)
+            _change_to(outer, keep=False)  # in the picture it stays where the error came, until it goes on
         raise
     _enter(outer)
 
@@ -103,6 +104,7 @@ def _enter(name: str) -> None:
         left = beat.phase
         _change_to(name)
         marks.mark(beat.step, name)
+        spent.watch.enter(name)
         if left == "backward":
             gradients.after_backward()
         _keep_standing(left == "backward")
@@ -119,10 +121,12 @@ def _keep_standing(after_backward: bool) -> None:
         ledger.keep(json.dumps(kept), 1)
 
 
-def _change_to(name: str) -> None:
+def _change_to(name: str, keep: bool = True) -> None:
     now = beat.progress_at
     beat.seconds[beat.phase] = beat.seconds.get(beat.phase, 0.0) + now - beat.entered_at
     beat.phase, beat.entered_at, beat.entered = name, now, beat.progress
+    if keep:
+        phases.add(name, beat.step)
 
 
 def progress(note: str = "") -> None:
@@ -150,6 +154,8 @@ def step_done(step: int, epoch: int) -> None:
         beat.backward_s = beat.seconds.get("backward", 0.0)
         if beat.phase == "init":
             _change_to("train")
+        else:
+            spent.watch.step_done()
         _keep_standing(after_backward=False)
     beat.pace.step_done(step, beat.seconds)
 

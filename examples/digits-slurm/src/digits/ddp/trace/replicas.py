@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from . import spent
+
 _made: list[weakref.ref[DistributedDataParallel]] = []
 _stepped: list[weakref.ref[torch.optim.Optimizer]] = []
 _before: list[Callable[[nn.Module], None]] = []  # one: that of the session that began last
@@ -59,6 +61,7 @@ def keep_models(before: Callable[[nn.Module], None]) -> None:
         construct(self, module, *arguments, **options)
         if whole:
             _made.append(weakref.ref(self))
+            spent.follow(self)
             _wrapped[self] = {name: (each, each.requires_grad) for name, each in module.named_parameters()}
 
     noting.noting = True  # type: ignore[attr-defined]

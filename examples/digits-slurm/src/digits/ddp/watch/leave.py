@@ -21,13 +21,18 @@ from ..kinds import Verdict
 from ..polling import poll
 from ..rank_state import RankState
 from ..report import outcome, report
+from ..report.timeline import Rang
+from ..saving import writer
 from ..start import owner
+from ..start.again import how_to_go_on
 from ..start.board import post
 from ..start.elastic import tell_torchrun
 from ..start.groups import Job
 from ..start.logs import say_last, silence_console
 from ..trace.collectives import last_entry
 from ..trace.heartbeat import beat, snapshot
+from ..trace.phases import phases
+from . import records
 from .siblings import Siblings
 
 log = logging.getLogger("ddp")
@@ -35,12 +40,21 @@ _ending = threading.Lock()  # taken once, by the thread that ends the process
 
 
 def end(
-    job: Job, store: dist.Store, run_dir: Path, stacks: IO[str], verdict: Verdict, mine: bool = True, gone: int = 0
+    job: Job,
+    store: dist.Store,
+    run_dir: Path,
+    stacks: IO[str],
+    siblings: Siblings,
+    verdict: Verdict,
+    rang: Rang | None,
+    mine: bool = True,
+    gone: int = 0,
 ) -> NoReturn:
     """End this process, and through the store the others. Does not wait for PyTorch, whose abort can take minutes.
 
     The first verdict of any rank counts, and its author writes the report. `mine` is False for a verdict that another
-    rank has announced: this rank writes the report only if the author dies before it has.
+    rank has announced: this rank writes the report only if the author dies before it has. `rang` is the clock that has
+    brought it about, if one has; `gone` says how many ranks will not answer.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # for ever: the other thread is ending the process
@@ -50,19 +64,24 @@ def end(
     silence_console()  # another thread may hold it, and wait for a reader
     for child in multiprocessing.active_children():
         child.kill()  # loader workers, which may be stuck
-    stack = main_stack()
+    stack, known = main_stack(), store
     faulthandler.dump_traceback(file=stacks, all_threads=True)
     try:
         store.set(f"stack/{job.rank}", stack)
         if mine:
             text = json.dumps(asdict(verdict))
             winner = store.compare_set("verdict", "", text).decode()
-            post(store, "verdict")  # also when another rank's counts, which may have died before it could say so
+            number = post(store, "verdict")  # also when another rank's counts: it may have died before it could say so
+            if gone < job.world_size - 1:  # the news thread hears it as well, at the moment at which the others do
+                poll(lambda: number in phases.heard, beat_s, pause_s=0.005)
             mine, verdict = winner == text, Verdict(**json.loads(winner))
+        records.publish(job, store, siblings, verdict)
         if mine and not verdict.stacks and verdict.kind not in ("rank_killed", "store_lost"):
             verdict = replace(verdict, stacks=_stacks_of(store, verdict.first_ranks or [], 3 * beat_s))
     except RuntimeError:
         log.warning("the store no longer answers: this rank reports what it knows by itself")
+        known = dist.HashStore()
+        records.publish(job, known, siblings, verdict)  # with the phases of all ranks of this host
     write_heartbeat(job, run_dir)
     tell_torchrun(verdict, job.place, stack, time.time() - (time.monotonic() - beat.progress_at))
     if not mine:
@@ -70,8 +89,10 @@ def end(
     owner.release(run_dir)
     wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
+        records.write(job, known, run_dir, verdict, rang, gone)
         report.write(run_dir)
-        say_last(f"{verdict.kind}: {verdict.reason}\nreport: {run_dir / 'report.md'}")
+        words = [f"{verdict.kind}: {verdict.reason}", f"report: {run_dir / 'report.md'}"]
+        say_last("\n".join([*words, *how_to_go_on(job.place, run_dir, verdict.exit_code)]))
     log.error("%s: %s", verdict.kind, verdict.reason)
     _leave_together(job, store, verdict, mine, gone)
 
@@ -111,6 +132,7 @@ def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool,
             poll(lambda: store.add("left", 0) >= job.world_size - gone, 5 * job.clocks.beat_s)
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
+    writer.let_finish(5 * job.clocks.beat_s)
     os._exit(verdict.exit_code)
 
 

@@ -23,11 +23,14 @@ from ..clocks import seconds
 from ..errors import STALLED
 from ..kinds import KINDS, Verdict
 from ..rank_state import RankState
+from ..report.timeline import Rang
 from ..start.board import Beats, answers, beat_interval, post, send_beat
 from ..start.groups import Job, connect_store
 from ..trace.heartbeat import beat, detailed, line, snapshot
+from ..trace.phases import phases
 from .exits import tell_exits
 from .leave import end, last_words, with_last_entry, write_heartbeat
+from .records import clock_that_rang, microseconds, stall_clock
 from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .slow_ranks import compare_ranks, warn_of_slow_ranks
 from .verdict import Judge, judge
@@ -52,11 +55,12 @@ class Shared:
     heard: int = 0  # number of the last message
     patient_until: float = 0.0  # no diagnosis before that: the rank that others wait for makes progress
     gone: int = 0  # ranks that do not answer any more, so nobody waits for them at the end
+    rang: Rang | None = None  # the clock that has brought about the end, or a diagnosis
 
     def fail(self, store: dist.Store, verdict: Verdict, mine: bool = True) -> NoReturn:
         """End the job, from any thread. An earlier verdict of another rank is kept."""
         self.failing.set()
-        end(self.job, store, self.run_dir, self.stacks, verdict, mine, self.gone)
+        end(self.job, store, self.run_dir, self.stacks, self.siblings, verdict, self.rang, mine, self.gone)
 
     def store_lost(self, problem: str, mine: bool = True) -> None:
         """End this rank by itself, unless an orderly end is under way."""
@@ -65,6 +69,7 @@ class Shared:
         blamed = None if self.job.place.agent_store else [0]  # torchrun's agent serves it, and no rank is to blame
         if gone := launcher_gone():
             reason, advice = f"{gone} on {self.job.place.host}", LAUNCHER_ADVICE
+            self.rang = None
         # The real store could block: with a local one, this rank ends by itself and waits for no other.
         self.gone = self.job.world_size - 1
         if not self.stopping.is_set():
@@ -96,7 +101,10 @@ class Shared:
         self.gone = len(silent)
         for rank in silent[:16]:
             found[rank] = with_last_entry(found[rank], self.run_dir)
-        return judge(found, silent, {rank: last_words(self.run_dir, rank) for rank in silent[:16]})
+        words = {rank: last_words(self.run_dir, rank) for rank in silent[:16]}
+        if any("Timeout (" in text for text in words.values()):  # its own interpreter has ended it
+            self.rang = Rang("silent_s", self.job.clocks.silent_s, microseconds())
+        return judge(found, silent, words)
 
 
 class HeartbeatThread(threading.Thread):
@@ -149,15 +157,20 @@ class HeartbeatThread(threading.Thread):
         if look != self._look_slot:
             self._look_slot = look
             if self._other_beats.silent():
+                self._shared.rang = Rang("silent_s", self._clocks.silent_s, microseconds())
                 return True
         if self._shared.siblings.dead():
+            self._shared.rang = None
             return True
         with beat.lock:
             phase, age_s = beat.phase, time.monotonic() - beat.progress_at
             longest = beat.longest.get(phase, 0.0) if beat.pace.settled else None
-        stalled = age_s > self._clocks.stall_limit(phase, longest)
+        limit_s = self._clocks.stall_limit(phase, longest)
         patient = time.monotonic() < self._shared.patient_until and waits(self._shared.state())
-        return stalled and not patient
+        if age_s <= limit_s or patient:
+            return False
+        self._shared.rang = stall_clock(self._clocks, phase, limit_s)
+        return True
 
     def _find_out(self) -> None:
         """Diagnose, and end the job, unless the ranks that others wait for are merely slow: that is only announced.
@@ -209,6 +222,7 @@ class NewsThread(threading.Thread):
         self._store.wait([key], seconds(WEEK_S))
         news = self._store.get(key).decode()
         self._shared.heard += 1
+        phases.hear(self._shared.heard)
         return news
 
     def _take(self, news: str) -> bool:
@@ -244,6 +258,7 @@ class WatchdogThread(threading.Thread):
         while not self._shared.stopping.wait(job.clocks.beat_s) and not self._shared.failing.is_set():
             self.arm()
             if time.monotonic() > self._heartbeats.answer_by:
+                self._shared.rang = Rang("silent_s", job.clocks.silent_s, microseconds())
                 # The store may live on for others, across a cut link: they know better which host has vanished.
                 self._shared.store_lost(f"no answer within {job.clocks.silent_s:g} s", len(set(job.hosts)) == 1)
 
@@ -265,6 +280,8 @@ class Monitor:
         print(f"=== attempt {job.place.attempt}, pid {os.getpid()}", file=stacks, flush=True)
         faulthandler.enable(stacks)  # a crash in C code leaves its stack there
         tell_exits(stacks)
+        phases.begin()
+        phases.add(beat.phase, beat.step)
         self._shared = Shared(job, run_dir, stacks, Siblings(job, self._store))
         heartbeats = HeartbeatThread(self._shared, self._store, heartbeat_s)
         self._watchdog = WatchdogThread(self._shared, heartbeats)
@@ -292,6 +309,10 @@ class Monitor:
     def fail(self, verdict: Verdict) -> NoReturn:
         """End the job. An earlier verdict of another rank is kept."""
         self._shared.fail(self._store, verdict)
+
+    def note_clock(self, error: BaseException) -> None:
+        """Remember which clock `error` tells of, for the report."""
+        self._shared.rang = clock_that_rang(error, self._shared.job.clocks)
 
     def wait_for_verdict(self) -> None:
         """Give whoever failed first a few beats to say so; the process ends if someone does."""

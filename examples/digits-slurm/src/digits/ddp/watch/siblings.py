@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from ..start.board import states
 from ..start.groups import Job
+from ..trace.phases import open_of
 
 LAUNCHER = os.getppid()
 LAUNCHER_ADVICE = "SIGKILL, SIGUSR1 or SIGUSR2 came to torchrun: send signals to the ranks; look for oom-kill in dmesg"
@@ -39,6 +41,8 @@ class Siblings:
         self._store, self._host, self._pids = store, here, dict[int, int]()
         self._unknown = [rank for rank, host in enumerate(job.hosts) if host == here and rank != job.rank]
         self._ended: dict[int, str] = {}  # rank -> "with exit code 0", "by SIGKILL"
+        self._gone_at: dict[int, int] = {}  # rank -> when that was seen, in monotonic microseconds
+        self._phases: dict[int, int] = {}  # rank -> descriptor of its changes of phase
         self._poll, self._watched = select.poll(), dict[int, int]()  # file descriptor of a process -> rank
         self._wake, self._waker = os.pipe()
         self._poll.register(self._wake, select.POLLIN)
@@ -51,11 +55,21 @@ class Siblings:
                 if parent_of(state.pid) == os.getppid():
                     self._pids[state.rank] = state.pid
                     self._watch(state.rank, state.pid)
+                    if (descriptor := open_of(state.pid)) is not None:
+                        self._phases[state.rank] = descriptor
         return list(self.endings())
 
     def endings(self) -> dict[int, str]:
         """Those that are known to be gone, and how they ended: "" where nobody has seen it in time."""
         return {rank: self._ended.get(rank, "") for rank, pid in list(self._pids.items()) if parent_of(pid) is None}
+
+    def phases(self) -> dict[int, int]:
+        """Rank -> descriptor of its changes of phase, which can be read whatever has become of it."""
+        return dict(self._phases)
+
+    def gone_at(self, rank: int) -> int | None:
+        """When the end of its process was noticed, in monotonic microseconds; None if it was not."""
+        return self._gone_at.get(rank)
 
     def wait(self, seconds: float) -> None:
         """Sleep until one of them ends, or somebody calls `wake`. Then hurry: the launcher is about to ask as well."""
@@ -63,6 +77,7 @@ class Siblings:
             rank = self._watched.get(descriptor)
             if rank is None:  # woken
                 continue
+            self._gone_at[rank] = int(1e6 * time.monotonic())
             if ending := ending_of(self._pids[rank]):
                 self._ended[rank] = ending
             self._poll.unregister(descriptor)

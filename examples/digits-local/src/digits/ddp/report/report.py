@@ -1,0 +1,224 @@
+"""report.md, from the files of the run directory only: `python -m <package>.ddp.report runs/<id>` makes it again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..rank_state import RankState
+from . import outcome, picture, timeline, trace_events
+from .chart import line_chart
+from .sentence import sentence
+from .speed import speed_rows, without_numbers
+
+log = logging.getLogger("ddp")
+MARKS = {
+    "done": "✔ done",
+    "stopped": "■ stopped, to be continued",
+    "stalled": "✘ stalled",
+    "failed": "✘ failed",
+    "config": "✘ wrong configuration",
+}
+
+
+def write(run_dir: Path) -> None:
+    """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
+
+    A problem here is a warning: the run's end must not depend on its report.
+    """
+    try:
+        metrics = _read_lines(run_dir / "metrics.jsonl")
+        (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
+        text = "\n\n".join(_sections(run_dir, metrics)) + "\n"
+        (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("report.md not written: %s: %s", type(error).__name__, error)
+
+
+def note_slow(run_dir: Path, step: int, texts: Sequence[str]) -> None:
+    """Keep what was noticed about slow ranks and steps, and write the report while training goes on. Rank 0 only."""
+    try:
+        with open(run_dir / "slow.jsonl", "a") as file:
+            file.writelines(json.dumps({"step": step, "text": text}) + "\n" for text in texts)
+    except OSError as error:
+        log.warning("slow.jsonl not written: %s", error)
+    write(run_dir)
+
+
+def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
+    """How the start with this number, from 1 on, has ended; empty if nothing tells."""
+    at = [number for number, event in enumerate(events) if event["event"] == "start"]
+    following = events[at[start - 1] + 1 :] if 0 < start <= len(at) else []
+    return following[0] if following and following[0]["event"] == "end" else {}
+
+
+def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str]]:
+    """Draw the last end that was not clean, if there was one; returns which start it was of, and what to say of it."""
+    start = sum(event["event"] == "start" for event in events)
+    try:
+        found = timeline.load(run_dir)
+        if found is None:
+            return start, []
+        start, end = found.start, _end_of(events, found.start)
+        (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
+        said = sentence(found, end)
+        return start, [f"![{said}](timeline.svg)", f"{said}."]
+    except Exception as error:  # whatever the file holds: the report is what matters
+        return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
+
+
+def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
+    events = outcome.attempts(run_dir)
+    last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
+    parts = [f"# Run {run_dir.name}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
+    if last.get("reason") and last["outcome"] != "done":
+        parts.append(f"**{last['kind']}**: {last['reason']}")
+        parts += [f"What to do: {last['advice']}."] if last["advice"] else []
+    drawn, picture_of_ranks = _picture(run_dir, events)
+    starts = sum(event["event"] == "start" for event in events)
+    parts += picture_of_ranks if drawn == starts else []
+    parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
+    parts += ["## Attempts", _attempt_table(events)]
+    parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
+    if metrics:
+        parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
+        parts += _speed(metrics, events)
+    pictures = sorted((run_dir / "samples").glob("*.png"))
+    if pictures:
+        newest = pictures[-1]
+        parts += ["## Samples", f"![newest samples](samples/{newest.name})"]
+        parts += [f"{newest.stem}, {len(pictures)} pictures in samples/"]
+    ranks = next((event["world_size"] for event in reversed(events) if event["event"] == "start"), 0)
+    beats = [run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(ranks)]
+    states = [RankState.from_json(path.read_text()) for path in beats if path.exists()]
+    if states:
+        parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
+    slow = _slow(run_dir / "slow.jsonl")
+    if slow:
+        parts += ["## Slow ranks and steps", "\n".join(f"- {text}" for text in slow[-10:])]
+        parts += [f"The last 10 of {len(slow)}; all are in slow.jsonl."] if len(slow) > 10 else []
+    settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
+    parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
+    return parts
+
+
+def _attempt_table(events: list[dict[str, Any]]) -> str:
+    """One row a start; an end belongs to the start before it, and a start without one was killed."""
+    rows: list[list[str]] = []
+    for event, following in zip(events, [*events[1:], {}], strict=True):
+        if event["event"] != "start":
+            continue
+        ended = following if following.get("event") == "end" else {}
+        took = f"{ended['time'] - event['time']:.0f} s" if ended else "?"
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        why = str(ended.get("reason", "left no outcome: killed from outside")).splitlines()[0]
+        rows.append([str(len(rows) + 1), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
+    return _table(["start", "ranks", "began", "took", "outcome", "why"], rows)
+
+
+def _metric_table(metrics: list[dict[str, Any]]) -> str:
+    """The last value of each metric, and its step."""
+    last = {name: (row[name], row["step"]) for row in metrics for name in without_numbers(row) - {"step"}}
+    rows = [
+        [name, "not finite" if value is None else f"{value:.5g}", str(step)]
+        for name, (value, step) in sorted(last.items())
+    ]
+    return _table(["metric", "last value", "at step"], rows)
+
+
+def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    began = max((event["time"] for event in events if event["event"] == "start"), default=0.0)
+    rows = speed_rows(metrics, began)
+    about = "Of the lines since the last start, whose first step is left out."
+    return ["## Speed", about, _table(["", "median", "last"], rows)] if rows else []
+
+
+def _rank_table(states: list[RankState]) -> str:
+    longest = max(sum(state.phase_seconds.values()) for state in states)
+    names = sorted({name for state in states for name, spent in state.phase_seconds.items() if spent >= longest / 100})
+    rows = [
+        [str(state.rank), state.host, str(state.step), state.phase]
+        + [f"{state.phase_seconds.get(name, 0.0):.1f}" for name in names]
+        for state in sorted(states, key=lambda state: state.rank)
+    ]
+    return _table(["rank", "host", "step", "last phase", *names], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+
+
+def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    return {name: [(row["step"], row[name]) for row in metrics if row.get(name) is not None] for name in names}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Metrics of the steps that count: after a resume, steps made again replace those made before."""
+    rows: list[dict[str, Any]] = []
+    if not path.is_file():
+        return rows
+    for text in path.read_text().splitlines():
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError:  # a kill in the middle of a line
+            continue
+        if not isinstance(row, dict) or "step" not in row:
+            continue
+        while rows and _replaces(row, rows[-1]):
+            rows.pop()
+        rows.append(row)
+    return rows
+
+
+def _slow(path: Path) -> list[str]:
+    texts = path.read_text().splitlines() if path.is_file() else []
+    rows = [json.loads(text) for text in texts if text.endswith("}")]  # a kill may have cut the last one short
+    return [f"step {row['step']}: {row['text']}" for row in rows]
+
+
+def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:
+    """A step can have two rows that count, of training and of evaluation: they differ in their names."""
+    step: int = earlier["step"]
+    return step > row["step"] or (step == row["step"] and without_numbers(earlier) == without_numbers(row))
+
+
+def main() -> None:
+    """Make the reports of the run directories that the command line names, or a trace of one of them."""
+    parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories; --trace takes the newest in runs/")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
+    options = parser.parse_args()
+    runs = options.runs
+    if options.trace and not runs:
+        newest = sorted(Path("runs").glob("*/attempts.jsonl"), key=lambda path: path.stat().st_mtime)
+        runs = [path.parent for path in newest[-1:]]
+    if options.trace and len(runs) != 1:
+        what = "of one run, not of several" if runs else "of a run, and there is none in runs/"
+        sys.exit(f"error: a trace is {what}\n  -> name one run directory")
+    for run_dir in runs:
+        if not (run_dir / "attempts.jsonl").exists():
+            sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
+        if options.trace:
+            _write_trace(run_dir, options.trace)
+        else:
+            write(run_dir)
+            print(run_dir / "report.md")
+
+
+def _write_trace(run_dir: Path, path: Path) -> None:
+    try:
+        found = timeline.load(run_dir)
+        if found is None:
+            sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
+        trace_events.write(found, _end_of(outcome.attempts(run_dir), found.start), path)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: no trace of {run_dir}: {error}")
+    print(path)

@@ -1,0 +1,131 @@
+"""Where log lines go, and what a run writes down about itself at its start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from .groups import Job
+from .launcher import Place
+
+log = logging.getLogger("ddp")
+Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
+PRECISION = "train.precision"  # a project's own setting: `auto` is what all ranks can train in
+
+STDERR = 2  # its descriptor
+# Beginnings of the environment variables that environment.txt keeps.
+_LIBRARIES = ("TORCH", "NCCL_", "RCCL_", "GLOO_", "OMP_", "FI_", "CUDA_VISIBLE", "HIP_", "ROCR_")
+RECORDED = ("DDP_", "SLURM_", "MASTER_", *_LIBRARIES)
+
+
+def log_to_console(place: Place) -> None:
+    """Everything of rank 0, and the warnings of the others with their rank and host."""
+    handler = _ConsoleHandler()
+    who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(mark)s%(message)s", "%H:%M:%S", defaults={"mark": ""}))
+    handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
+    handler.addFilter(_to_be_shown)
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _to_be_shown(record: logging.LogRecord) -> bool:
+    """Not what is for files only; a warning must not look like one of many lines of metrics."""
+    record.mark = "warning: " if record.levelno == logging.WARNING else ""
+    return not getattr(record, "file_only", False)
+
+
+def log_to_file(directory: Path, place: Place) -> None:
+    """Everything of this rank, to logs/rank<N>.log."""
+    try:
+        path = directory / "logs" / f"rank{place.rank}.log"
+        handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        log.warning("no log file for this rank: %s", error)
+        return
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank{place.rank} %(levelname)s %(message)s"))
+    log.addHandler(handler)
+
+
+def describe(directory: Path, job: Job, rows: Rows) -> None:
+    """Print the effective settings with who set each, and keep them in the run directory."""
+    place = job.place
+    automatic = (PRECISION, "auto")
+    rows = [(row[0], f"auto: {job.precision}", row[2]) if row[:2] == automatic else row for row in rows]
+    _compare_precision(directory, rows)
+    names = max((len(name) for name, _, _ in rows), default=0)
+    settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
+    log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    (directory / "settings.txt").write_text(settings + "\n")
+    facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
+    facts += [f"rank {rank} host {host}" for rank, host in enumerate(job.hosts)]
+    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
+    (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+def _compare_precision(directory: Path, rows: Rows) -> None:
+    """Say it if `auto` is something else than at the last start, whose checkpoint this one goes on from."""
+    before = now = ""
+    with suppress(OSError):
+        before = next((text for text in (directory / "settings.txt").read_text().splitlines() if PRECISION in text), "")
+    now = next((value for name, value, _ in rows if name == PRECISION), "")
+    was = re.search(r" auto: (\w+) ", before)
+    if was and now.startswith("auto: ") and now != f"auto: {was[1]}" and any(directory.glob("checkpoints/step_*")):
+        what = f"{PRECISION} is auto, which is {now.removeprefix('auto: ')} here and was {was[1]} at the last start"
+        log.warning("%s: the run goes on in it. To keep what it was, set %s to %s", what, PRECISION, was[1])
+
+
+def silence_console() -> None:
+    """Log to files only from now on."""
+    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler, _ConsoleHandler)]
+
+
+def say_last(text: str) -> None:
+    """Print once more before the process ends, in a thread: a terminal that nobody reads must not hold the end up.
+
+    To the process's own stderr: user code may have replaced `print` or `sys.stderr`, or have switched logging off.
+    """
+
+    def speak() -> None:
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            with suppress(Exception):  # closed, full, or user code
+                stream.flush()
+        rest = f"{text}\n".encode(errors="backslashreplace")
+        with suppress(OSError):  # the line is in outcome.json
+            while rest:
+                rest = rest[os.write(STDERR, rest) :]
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    thread.join(timeout=1)
+
+
+class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
+    """Prints above the progress bar instead of through it. A console that fails is given up, training goes on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+            self.flush()
+        except (OSError, ValueError, AttributeError):
+            log.removeHandler(self)
+
+
+class _FileHandler(logging.FileHandler):
+    """A full disk costs one warning on the console, and the lines from then on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning("%s is no longer written: %s", self.baseFilename, sys.exc_info()[1])

@@ -1,0 +1,179 @@
+"""Settings from file, environment and command line, in that order of strength, with a record of who set what."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsError
+
+from ..errors import CONFIG, ConfigError
+from ..kinds import Verdict
+from ..report import outcome
+from .elastic import tell_torchrun
+from .launcher import attempt
+from .logs import say_last
+from .owner import held_by_another
+
+# Read by the plumbing, but no settings: they describe one start, not the run.
+OTHER_VARIABLES = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class RunSettings(BaseModel, extra="forbid"):
+    """Which run this is, and on what."""
+
+    id: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        description="name of the run directory; empty makes one from the date",
+    )
+    dir: Path = Field(Path("runs"), description="where run directories are; all nodes must share this file system")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    deterministic: bool = Field(False, description="on GPUs, too, a run repeats to the bit; some operations are slower")
+    compare_replicas: bool = Field(
+        True,
+        description="end a run whose ranks train different models (false for local SGD, which lets them)",
+    )
+    resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
+
+
+def load(
+    settings_class: type[S], argv: Sequence[str] | None = None, strict_variables: bool = True
+) -> tuple[S, dict[str, str]]:
+    """The validated settings, and who set each 'section.key': default, the file, the variable or the command line.
+
+    Exits with code 78 and one line for each problem when something is wrong; with code 0 after `--help`.
+    """
+    try:
+        if strict_variables:
+            _refuse_unknown_variables(settings_class)
+        return _load(settings_class, sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        say_last(f"error: {error}")
+        verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
+        tell_torchrun(verdict)
+        if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
+            directory = Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id)
+            if not held_by_another(directory):
+                outcome.write(directory, verdict, attempt(), replace=True)
+        raise SystemExit(CONFIG) from None
+
+
+def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config", default="configs/train.yaml")
+    first, rest = parser.parse_known_args(argv)
+    layers = [
+        (first.config, _read_yaml(Path(first.config), required=first.config != parser.get_default("config"))),
+        ("environment", EnvSettingsSource(settings_class)()),
+        ("command line", _read_command_line(settings_class, rest)),
+    ]
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for layer, values in layers:
+        for path, value in _leaves(values):
+            origin[".".join(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
+            target = merged
+            for key in path[:-1]:
+                target = target.setdefault(key, {})
+            target[path[-1]] = value
+    try:
+        return settings_class(**merged), origin
+    except ValidationError as error:
+        raise ConfigError(_describe(error, origin), "run with --help to see every setting") from None
+
+
+def effective(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Rows of (section.key, value, who set it), in the order of the classes."""
+    return [
+        (".".join(path), str(value), origin.get(".".join(path), "default"))
+        for path, value in _leaves(settings.model_dump(mode="json"))
+    ]
+
+
+def variable(settings_class: type[BaseSettings], path: Sequence[str]) -> str:
+    """The environment variable of a setting: ('clocks', 'stall_s') is DDP_CLOCKS__STALL_S."""
+    delimiter = settings_class.model_config.get("env_nested_delimiter") or "__"
+    return (settings_class.model_config.get("env_prefix", "") + delimiter.join(path)).upper()
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _read_yaml(path: Path, required: bool) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(f"{path} does not exist", "give --config the path of a YAML file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}", "correct the file") from None
+    how = "write 'section:' and indented 'key: value' lines"
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a mapping of sections", how)
+    for section, values in content.items():
+        if not isinstance(section, str) or not isinstance(values, dict | None):
+            raise ConfigError(f"{path}: {section!r} is not a section with keys", how)
+    return {section: values for section, values in content.items() if values}  # a section may be commented out
+
+
+def _read_command_line(settings_class: type[BaseSettings], arguments: Sequence[str]) -> dict[str, Any]:
+    try:
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            settings_class,
+            cli_parse_args=list(arguments),
+            cli_exit_on_error=False,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            cli_prog_name="python -m <package>.train",
+            case_sensitive=True,
+        )
+        return source()
+    except SettingsError as error:
+        problem = str(error.__cause__ or error).removeprefix("error parsing CLI: ")
+        raise ConfigError(f"command line: {problem}", "run with --help to see every setting") from None
+
+
+def _refuse_unknown_variables(settings_class: type[BaseSettings]) -> None:
+    """A misspelt DDP_ variable would otherwise be ignored, and the user would believe that it works."""
+    known = {variable(settings_class, path) for path in _fields(settings_class)} | OTHER_VARIABLES
+    prefix = settings_class.model_config.get("env_prefix", "")
+    ours = [name for name in os.environ if name.startswith(prefix) and not name.startswith("DDP_SCAFFOLD_")]
+    unknown = sorted(name for name in ours if name.upper() not in known)  # DDP_SCAFFOLD_ is the generator's
+    if unknown:
+        remedy = f"unset it, or use one of {', '.join(sorted(known))}"
+        raise ConfigError(f"nothing reads the variable {', '.join(unknown)}", remedy)
+
+
+def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, (*above, name))
+        else:
+            yield (*above, name)
+
+
+def _describe(error: ValidationError, origin: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        where = f" (from {origin[name]})" if name in origin else ""
+        message = problem["msg"].removeprefix("Value error, ")
+        message = "is not a known setting" if problem["type"] == "extra_forbidden" else message
+        lines.append(f"{name}{where}: {message}")
+    return "\n       ".join(lines)

@@ -1,0 +1,95 @@
+"""Start real runs: torchrun with several processes on CPU, in a directory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix.config import write_config
+
+PROJECT = Path(__file__).parents[1]
+# Read when torch is imported, which is later. Threads that wait for each other by spinning slow down the ranks beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_directory = tempfile.TemporaryDirectory()  # until the tests have ended
+# Short runs with short clocks: a test must not wait minutes for a deadline.
+QUICK = [
+    *("--config", str(write_config(Path(_directory.name) / "train.yaml"))),
+    *("--run.device", "cpu", "--log.tracker", "none", "--log.every_steps", "5", "--train.steps", "20"),
+    *("--clocks.init_s", "40", "--clocks.loader_s", "3", "--clocks.stall_s", "6", "--clocks.collective_s", "30"),
+    *("--clocks.guard_s", "31", "--clocks.silent_s", "3", "--clocks.beat_s", "0.5"),
+    *("--preempt.poll_s", "0.1"),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: the launcher's exit code, everything printed, and the run directory."""
+
+    code: int
+    output: str
+    run_dir: Path
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """outcome.json; fails the test with the run's output if there is none."""
+        path = self.run_dir / "outcome.json"
+        assert path.exists(), self.output
+        return dict(json.loads(path.read_text()))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+Launch = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Run to the end: 0 ranks stand for plain python, `faults` for DDP_FAULTS. The same `run_id` is the same run."""
+    tmp_path = tmp_path_factory.mktemp("runs")
+
+    def run(
+        *arguments: str,
+        ranks: int = 2,
+        faults: str = "",
+        attempt: int = 0,
+        run_id: str = "",
+        module: str = "digits.train",
+    ) -> Result:
+        run_id = run_id or f"run{len(list(tmp_path.iterdir()))}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+        environment |= {
+            "PYTHONPATH": os.pathsep.join([str(PROJECT / "src"), str(PROJECT / "tests")]),
+            "OMP_NUM_THREADS": "1",  # the ranks share the cores; equal thread counts keep sums equal to the bit
+            "DDP_ATTEMPT": str(attempt),
+            "DDP_RUN__DIR": str(tmp_path),
+            "DDP_RUN__ID": run_id,
+        }
+        if faults:
+            environment["DDP_FAULTS"] = faults
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
+        torchrun += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        command = [sys.executable, *(torchrun if ranks else []), "-m", module, *arguments]
+        ended = subprocess.run(
+            command,
+            cwd=PROJECT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return Result(ended.returncode, ended.stdout, tmp_path / run_id)
+
+    return run

@@ -75,6 +75,7 @@ def main() -> None:
         rows = [measure(ours(part, job, model, optimizer), scratch / "ours", step, job.device)]
         part("start.groups").shutdown(job)  # async_save wants a group with a CPU backend, or none
         for way in (plain(model, optimizer), dcp_save(model, optimizer), dcp_async(model, optimizer)):
+            print(rows[-1], file=sys.stderr, flush=True)  # the whole takes minutes
             rows.append(measure(way, scratch / way.name.replace(" ", "-"), step, job.device))
     finally:
         shutil.rmtree(scratch)

@@ -20,6 +20,7 @@ from digits.ddp.clocks import Clocks
 from digits.ddp.errors import DataFailed
 from digits.ddp.kinds import Verdict
 from digits.ddp.report import outcome, picture, report, timeline
+from digits.ddp.report.sentence import sentence
 from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
 from digits.ddp.trace import phases as ring
@@ -129,6 +130,17 @@ def test_a_run_that_ends_well_has_no_picture(launch: Launch) -> None:
     assert result.code == 0, result.output
     assert not list(result.run_dir.glob("timeline*"))
     assert "timeline" not in (result.run_dir / "report.md").read_text()
+
+
+def test_a_killed_rank_was_where_it_was_found_not_where_its_last_heartbeat_was(tmp_path: Path) -> None:
+    end = made_up(tmp_path, 4, 1)
+    told = {**end, "kind": "rank_killed", "phase": "init", "step": 0}
+    rows = timeline.load(tmp_path)
+    assert rows is not None
+    last = rows.rows[1].last
+    assert last is not None
+    assert f"Rank 1 fell silent in {last.phase}" in sentence(rows, told)
+    assert f"rank_killed, step {last.step};" in picture.draw(rows, told)
 
 
 @pytest.mark.parametrize(("ranks", "culprit"), [(8, 0), (64, 19), (512, 317)])

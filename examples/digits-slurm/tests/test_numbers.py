@@ -148,7 +148,49 @@ def test_the_shortest_time_is_that_of_the_type_in_use() -> None:
     assert flops.least_s(found, peak, torch.float32, False, True) == pytest.approx(3.1), "PyTorch's default"
     assert flops.least_s(found, flops.Peak(None, 50, None, 1), torch.bfloat16, True, True) is None
     assert all(rate is None or rate > 0 for each in flops.PEAKS.values() for rate in vars(each).values())
-    assert all(each.fp16 >= (each.tf32 or 0) >= 0 and each.fp16 > each.fp32 for each in flops.PEAKS.values())
+    assert all(each.fp16 > (each.tf32 or 0) >= 0 and each.fp16 > (each.fp32 or 0) for each in flops.PEAKS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "bf16"),
+    [
+        ("NVIDIA H100 80GB HBM3", 132, 989.5),
+        ("NVIDIA H100 PCIe", 114, 756),
+        ("NVIDIA H100 NVL", 132, 835.5),
+        ("NVIDIA GH200 480GB", 132, 989.5),
+        ("NVIDIA A100-SXM4-40GB", 108, 312),
+        ("A100-SXM4-40GB", 108, 312),
+        ("NVIDIA L4", 58, 121),
+        ("NVIDIA L40", 142, 181.05),
+        ("NVIDIA L40S", 142, 362.05),
+        ("AMD Instinct MI250X", 110, 191.5),
+        ("AMD Instinct MI300X", 304, 1307.4),
+        ("AMD Instinct MI300X", 38, None),  # one of 8 partitions
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, None),
+        ("NVIDIA H100", 132, None),
+        ("NVIDIA A10G", 80, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76, None),
+        ("AMD Instinct MI250X / MI250", 104, None),
+    ],
+)
+def test_a_gpu_has_its_own_peak_and_not_that_of_a_namesake(name: str, units: int, bf16: float | None) -> None:
+    peak = flops.peak_of(name, units)
+    assert (peak and peak.bf16) == bf16
+
+
+def test_tf32_counts_where_torch_may_use_it() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        for precision, products in (("highest", False), ("high", True), ("medium", True)):
+            torch.set_float32_matmul_precision(precision)
+            assert flops._tf32() == (products, True), precision
+        torch.set_float32_matmul_precision("highest")
+        if hasattr(matmul, "fp32_precision"):  # torch 2.9 and later
+            matmul.fp32_precision = "tf32"
+            assert flops._tf32() == (True, True)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_line_has_the_rank_that_waits_most_and_leaves_out_what_is_unknown() -> None:

@@ -89,8 +89,11 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
     who, was = f"Rank {first.rank}", "was"
     if len(named) > 1:
         who, was = f"Ranks {ranges([row.rank for row in named])}", "were"
-    phase = phase_name(str(end.get("phase") or (first.last.phase if first.last else "an unknown phase")))
-    place, kind = f"in {phase}", end.get("kind")
+    kind = end.get("kind")
+    told, drawn = str(end.get("phase") or ""), first.last.phase if first.last else ""
+    # What a killed rank has told is a heartbeat old; what is drawn is how it was found.
+    phase = (drawn or told) if kind == "rank_killed" else (told or drawn)
+    place = f"in {phase_name(phase or 'an unknown phase')}"
     if kind == "rank_killed" and all(row.ended is None for row in named):
         return f"{who} fell silent {place}"
     if kind == "rank_killed":

@@ -304,7 +304,10 @@ def _legend(shown: set[Key], top: float) -> tuple[list[str], float]:
 def _about(timeline: Timeline, end: Mapping[str, Any]) -> str:
     hosts = len({row.host for row in timeline.rows})
     size = f"{len(timeline.rows)} rank{'s' * (len(timeline.rows) > 1)} on {hosts} host{'s' * (hosts > 1)}"
-    return f"{end.get('kind', '')}, step {end.get('step', '?')}; {size}, start {timeline.start} of the run"
+    named = [timeline.rows[rank] for rank in end.get("first_ranks") or [] if rank < len(timeline.rows)]
+    found = [row.last.step for row in named if row.last] if end.get("kind") == "rank_killed" else []
+    step = max(found) if found else end.get("step", "?")  # of a killed rank, the outcome has that of its last heartbeat
+    return f"{end.get('kind', '')}, step {step}; {size}, start {timeline.start} of the run"
 
 
 def _foot(timeline: Timeline, bands: Sequence[Band]) -> str:

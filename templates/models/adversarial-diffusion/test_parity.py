@@ -36,10 +36,12 @@ class Unwrapped(nn.Module):
         return self.module(*inputs, **named)
 
 
-def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float], dict[str, tuple[Path, Any]]]:
-    """Both losses of every step, and weights and buffers, without DDP, over the samples that `world_size` ranks read.
+def one_process(
+    arguments: Sequence[str], world_size: int
+) -> tuple[list[tuple[float, float]], dict[str, tuple[Path, Any]]]:
+    """Losses and norms of both halves of every step, and weights and buffers, over what `world_size` ranks read.
 
-    Nothing is frozen here: each half of a step computes all gradients and uses its own.
+    Without DDP. Nothing is frozen here: each half of a step computes all gradients and uses its own.
     """
     settings, _ = load(Settings, arguments, strict_variables=False)
     seed_generators(settings.run.seed)
@@ -50,10 +52,10 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
     paths = {name: Path(network) for name, network in networks.items()}
     data, _ = build_datasets(settings.data)
     readers = [batches_of(data, rank, world_size, settings) for rank in range(world_size)]
-    turns, losses = Turns(list(networks.values()), world_size, settings.run.seed), list[float]()
+    turns, values = Turns(list(networks.values()), world_size, settings.run.seed), list[tuple[float, float]]()
 
-    def half(loss_of: Loss, path: Path, parts: Sequence[Sequence[Batch]]) -> float:
-        """Leave the mean gradient of all batches in this network only, clipped; returns the mean loss."""
+    def half(loss_of: Loss, path: Path, parts: Sequence[Sequence[Batch]]) -> tuple[float, float]:
+        """Leave the mean gradient of all batches in this network only, clipped; returns mean loss and norm."""
         total, number = torch.zeros(()), torch.zeros(())
         turns.begin_step()
         for place in range(options.accumulate):
@@ -68,8 +70,8 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
         for parameter, gradient in own:
             parameter.grad = None if gradient is None else gradient / number
         path.note_gradients()
-        torch.nn.utils.clip_grad_norm_(path.network.parameters(), options.clip_norm)
-        return (total / number).item()
+        norm = torch.nn.utils.clip_grad_norm_(path.network.parameters(), options.clip_norm)
+        return (total / number).item(), norm.item()
 
     scale = getattr(settings.model, "discriminator_rate", 1.0)
     for step in range(options.steps):
@@ -78,12 +80,12 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
             with turns.turn(rank):
                 parts.append([next(reader) for _ in range(options.accumulate)])
         set_learning_rate(learner.d_optimizer, settings, step, scale)
-        losses.append(half(learner.discriminator_loss, paths["discriminator"], parts))
+        values.append(half(learner.discriminator_loss, paths["discriminator"], parts))
         learner.d_optimizer.step()
         set_learning_rate(learner.optimizer, settings, step)
-        losses.append(half(learner.generator_loss, paths["model"], parts))
+        values.append(half(learner.generator_loss, paths["model"], parts))
         learner.optimizer.step()
-    return losses, {name: (path, turns.equal_buffers(path.network)) for name, path in paths.items()}
+    return values, {name: (path, turns.equal_buffers(path.network)) for name, path in paths.items()}
 
 
 def batch_size(ranks: int, batches: int) -> int:
@@ -100,9 +102,12 @@ def test_ranks_together_are_one_process(launch: Launch, ranks: int, accumulate: 
     arguments += ["--train.batch_size", str(batch_size(ranks, 5 * accumulate))]
     run = launch(*arguments, ranks=ranks)
     assert run.code == 0, run.output
-    losses, ends = one_process(arguments, ranks)
-    logged = [row[name] for row in run.metrics if "loss" in row for name in ("d_loss", "loss")]
-    assert logged == pytest.approx(losses, rel=1e-4)
+    values, ends = one_process(arguments, ranks)
+    losses, norms = zip(*values, strict=True)
+    rows = [row for row in run.metrics if "loss" in row]
+    assert [row[name] for row in rows for name in ("d_loss", "loss")] == pytest.approx(losses, rel=1e-4)
+    # Adam takes the same step whatever the gradient is multiplied by; before it was clipped, its norm tells.
+    assert [row[name] for row in rows for name in ("d_grad_norm", "grad_norm")] == pytest.approx(norms, rel=1e-3)
     trained = final_state(run.run_dir)["objects"]
     for name, (path, buffers) in ends.items():
         path.compare(trained[name], buffers)

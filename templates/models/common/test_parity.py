@@ -30,8 +30,8 @@ from {{ package }}.train import build_optimizer, set_learning_rate
 STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2", "--train.precision", "fp32"]
 
 
-def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float], Path, dict[str, Tensor]]:
-    """Losses, weights and buffers of plain PyTorch, without DDP, over the samples that `world_size` ranks read."""
+def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[tuple[float, float]], Path, dict[str, Tensor]]:
+    """Losses, norms, weights, buffers of plain PyTorch, without DDP, over the samples that `world_size` ranks read."""
     settings, _ = load(Settings, arguments, strict_variables=False)
     seed_generators(settings.run.seed)
     network = build_model(settings.model)
@@ -39,7 +39,7 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
     optimizer = build_optimizer(network, options)
     data, _ = build_datasets(settings.data)
     readers = [batches_of(data, rank, world_size, settings) for rank in range(world_size)]
-    turns, losses = Turns([network], world_size, settings.run.seed), list[float]()
+    turns, values = Turns([network], world_size, settings.run.seed), list[tuple[float, float]]()
     for step in range(options.steps):
         total, number = torch.zeros(()), torch.zeros(())
         turns.begin_step()
@@ -50,12 +50,12 @@ def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[float],
             if parameter.grad is not None:
                 parameter.grad /= number
         path.note_gradients()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip_norm)
         set_learning_rate(optimizer, settings, step)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append((total / number).item())
-    return losses, path, turns.equal_buffers(network)
+        values.append(((total / number).item(), norm.item()))
+    return values, path, turns.equal_buffers(network)
 
 
 {% if model == 'retrieval' %}
@@ -104,6 +104,9 @@ def test_ranks_together_are_one_process(launch: Launch, ranks: int, accumulate: 
     arguments = [*QUICK, *STEPS, "--train.accumulate", str(accumulate)]
     run = launch(*arguments, ranks=ranks)
     assert run.code == 0, run.output
-    losses, path, buffers = one_process(arguments, ranks)
+    values, path, buffers = one_process(arguments, ranks)
+    losses, norms = zip(*values, strict=True)
     assert [row["loss"] for row in run.metrics if "loss" in row] == pytest.approx(losses, rel=1e-4)
+    # Adam takes the same step whatever the gradient is multiplied by; before it was clipped, its norm tells.
+    assert [row["grad_norm"] for row in run.metrics if "loss" in row] == pytest.approx(norms, rel=1e-3)
     path.compare(final_state(run.run_dir)["objects"]["model"], buffers)

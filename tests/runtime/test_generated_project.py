@@ -36,7 +36,7 @@ def test_linters_and_the_type_checker_have_nothing_to_say(
         tool(project, "mypy", "--cache-dir", str(mypy_cache))
 
 
-OWN = ["tests/test_plumbing.py", "tests/test_watching.py", "tests/test_loader.py", "tests/test_model.py"]
+OWN = [f"tests/test_{name}.py" for name in ("plumbing", "watching", "loader", "contract", "model")]
 PICTURE = "tests/test_picture.py::test_"
 OWN += [f"{PICTURE}hundreds_of_ranks_are_a_few_rows_and_the_one_to_blame_has_its_own"]
 OWN += [f"{PICTURE}a_bad_end_is_drawn_with_the_rank_to_blame[hang]"]

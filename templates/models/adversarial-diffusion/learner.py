@@ -12,11 +12,8 @@ class Learner:
         networks = [part.to(job.device) for part in (self.network.coarse, self.network.refiner, self.discriminator)]
         self.g1, self.g2, self.d = (wrap(network, options.compile) for network in networks)  # the same weights, in DDP
         self.ema = make_ema(self.network, options.ema)
-        lr, decay = options.learning_rate, options.weight_decay
-        self.optimizer, self.d_optimizer = (  # a long memory of gradients is of little use against a moving opponent
-            torch.optim.AdamW(network.parameters(), rate, betas=(0.5, 0.99), weight_decay=decay, fused=True)
-            for network, rate in ((self.network, lr), (self.discriminator, lr * settings.model.discriminator_rate))
-        )
+        self.optimizer = build_optimizer(self.network, options)
+        self.d_optimizer = build_optimizer(self.discriminator, options, settings.model.discriminator_rate)
         self.rates, self.d_rates = highest_rates(self.optimizer), highest_rates(self.d_optimizer)
         self.scaler = loss_scaler(options, job.device)  # one scale for both optimisers
         self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
@@ -95,6 +92,13 @@ class Learner:
                 self.forward_backward(self.generator_loss, largest)
 
         rehearse(self.job, [self.g1, self.g2, self.d], both)
+
+
+def build_optimizer(network: nn.Module, options: TrainSettings, scale: float = 1.0) -> torch.optim.Optimizer:
+    """Return the optimiser of either side, with `scale` times the learning rate; tests/test_parity.py uses the same."""
+    lr, decay = scale * options.learning_rate, options.weight_decay
+    # A long memory of gradients is of little use against a moving opponent.
+    return torch.optim.AdamW(network.parameters(), lr, betas=(0.5, 0.99), weight_decay=decay, fused=True)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The text, the model, its loss, its validation and its samples, in one process: what the training loop relies on."""
+"""Goes with the example in model.py and data.py: delete it with them, or write your own here.
+
+The text, the model, its loss, its validation and its samples, in one process.
+"""
 
 import math
 from pathlib import Path

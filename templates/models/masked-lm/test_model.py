@@ -1,4 +1,7 @@
-"""The texts, their batches, the model, its loss, its validation and its samples: what the training loop relies on."""
+"""Goes with the example in model.py and data.py: delete it with them, or write your own here.
+
+The texts, their batches, the model, its loss, its validation and its samples.
+"""
 
 from pathlib import Path
 

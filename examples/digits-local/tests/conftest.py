@@ -19,15 +19,29 @@ PROJECT = Path(__file__).parents[1]
 # Read when torch is imported, which is later. Threads that wait for each other by spinning slow down the ranks beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A slow model, or a machine with other work, needs longer than these tests allow: TEST_PATIENCE=3 pytest waits three
+# times as long, for runs, tests and the clocks of a run, and for nothing else.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
+RUN_S = 100 * PATIENCE  # the longest run of a test
+CLOCKS = {"init": 40, "loader": 3, "stall": 6, "collective": 30, "guard": 31, "silent": 3}  # seconds
+
 _directory = tempfile.TemporaryDirectory()  # until the tests have ended
 # Short runs with short clocks: a test must not wait minutes for a deadline.
 QUICK = [
     *("--config", str(write_config(Path(_directory.name) / "train.yaml"))),
     *("--run.device", "cpu", "--log.tracker", "none", "--log.every_steps", "5", "--train.steps", "20"),
-    *("--clocks.init_s", "40", "--clocks.loader_s", "3", "--clocks.stall_s", "6", "--clocks.collective_s", "30"),
-    *("--clocks.guard_s", "31", "--clocks.silent_s", "3", "--clocks.beat_s", "0.5"),
-    *("--preempt.poll_s", "0.1"),
+    *(word for name, limit in CLOCKS.items() for word in (f"--clocks.{name}_s", f"{PATIENCE * limit:g}")),
+    *("--clocks.beat_s", "0.5", "--preempt.poll_s", "0.1"),
 ]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each test take longer, too."""
+    if config.pluginmanager.hasplugin("timeout"):
+        limit = PATIENCE * float(config.getini("timeout") or 0)
+        for item in items:
+            if PATIENCE != 1 and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(limit))
 
 
 @dataclass(frozen=True)
@@ -80,16 +94,21 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
         torchrun += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         command = [sys.executable, *(torchrun if ranks else []), "-m", module, *arguments]
-        ended = subprocess.run(
-            command,
-            cwd=PROJECT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=PROJECT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=RUN_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            output = (error.stdout or b"").decode(errors="replace")
+            advice = "if it is only slow, set TEST_PATIENCE=3, or lower the size of the model in configs/train.yaml"
+            pytest.fail(f"{output}\nthe run was not over after {RUN_S:g} s\n  -> {advice}", pytrace=False)
         return Result(ended.returncode, ended.stdout, tmp_path / run_id)
 
     return run

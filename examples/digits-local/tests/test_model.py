@@ -1,4 +1,7 @@
-"""The model, its loss, its validation and its samples, in one process: what the training loop relies on."""
+"""Goes with the example in model.py and data.py: delete it with them, or write your own here.
+
+The model, its loss, its validation and its samples, in one process.
+"""
 
 from pathlib import Path
 

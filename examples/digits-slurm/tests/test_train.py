@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK, Launch, Result
+from conftest import CLOCKS, PATIENCE, QUICK, Launch, Result
 
 from digits.evaluate import METRIC
 
@@ -46,7 +47,7 @@ def whole(launch: Launch) -> Result:
 def test_trains_and_leaves_a_report(whole: Result) -> None:
     assert whole.outcome["outcome"] == "done"
     assert list(losses(whole)) == list(range(5, 81, 5))
-    assert whole.metrics[-1][METRIC] > 0
+    assert math.isfinite(whole.metrics[-1][METRIC])
     assert list((whole.run_dir / "samples").glob("step_00000080.*"))
     report = (whole.run_dir / "report.md").read_text()
     assert "done" in report
@@ -107,7 +108,8 @@ def test_rank_0_may_work_for_longer_than_a_collective_may_take(launch: Launch) -
 
 
 def test_a_wrong_setting_is_refused_by_name(launch: Launch) -> None:
-    run = launch(*QUICK, "--clocks.stall_s", "100", ranks=0)
+    limit = PATIENCE * CLOCKS["collective"]
+    run = launch(*QUICK, "--clocks.stall_s", f"{2 * limit:g}", ranks=0)
     assert run.code == 78, run.output
-    assert "clocks.stall_s (100) must be below clocks.collective_s (30)" in run.output
+    assert f"clocks.stall_s ({2 * limit:g}) must be below clocks.collective_s ({limit:g})" in run.output
     assert "Traceback" not in run.output

@@ -137,9 +137,7 @@ class Learner:
         self.network = build_model(settings.model).to(job.device)
         self.model = wrap(self.network, options.compile)  # DDP around `network`: the same parameters
         self.ema = make_ema(self.network, options.ema)
-        self.optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
-        )
+        self.optimizer = build_optimizer(self.network, options)
         self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
         self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
@@ -187,6 +185,13 @@ class Learner:
     def rehearse(self, largest: Batch) -> None:
         """Run forward and backward of the largest batch, and compare the ranks: see ddp/rehearsal.py."""
         rehearse(self.job, [self.model], lambda: self.forward_backward(largest))
+
+
+def build_optimizer(network: nn.Module, options: TrainSettings) -> torch.optim.Optimizer:
+    """Return the optimiser of all parameters of `network`; tests/test_parity.py trains with the same one."""
+    return torch.optim.AdamW(
+        network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+    )
 
 
 def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:

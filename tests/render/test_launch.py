@@ -103,7 +103,7 @@ def test_directives_hold_the_answers(slurm_project: Path) -> None:
         "requeue",
         "signal=B:USR2@120",
     ]
-    head = text[: text.rindex("#SBATCH")].splitlines()
+    head = text[: text.rindex("\n#SBATCH --")].splitlines()
     assert all(line.startswith("#") for line in head)  # Slurm ignores directives after the first command
     assert "module load 'gcc/13.2.0' 'cuda/12.4+x'" in (slurm_project / "launch/site.sh").read_text()
     assert "MAX_RESTARTS:-7" in text

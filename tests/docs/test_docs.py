@@ -390,6 +390,7 @@ def matching(entry: str) -> re.Pattern[str]:
     return re.compile(pattern + (".*" if entry.endswith("/") else ""))
 
 
+@pytest.mark.slow  # `make test-more` runs it
 @pytest.mark.timeout(300)
 def test_files_are_those_of_a_real_run(runs: Path) -> None:
     files = {p.relative_to(run).as_posix() for run in runs.iterdir() for p in run.rglob("*") if p.is_file()}
@@ -402,6 +403,7 @@ def test_files_are_those_of_a_real_run(runs: Path) -> None:
     assert not unexplained
 
 
+@pytest.mark.slow  # `make test-more` runs it
 @pytest.mark.timeout(300)
 def test_fields_are_those_of_a_real_run(runs: Path) -> None:
     def fields(heading: str) -> set[str]:

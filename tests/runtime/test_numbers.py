@@ -76,7 +76,9 @@ LAUNCHES = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("start", LAUNCHES)
+@pytest.mark.parametrize(
+    "start", [pytest.param(one, marks=[] if one == "script" else pytest.mark.slow) for one in LAUNCHES]
+)
 def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path) -> None:
     variables = {
         "NPROC": "2",

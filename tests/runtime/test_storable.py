@@ -149,3 +149,28 @@ def test_whatever_of_torch_has_a_state_is_filled(storable: ModuleType) -> None:
     for name, item in fresh.items():
         assert repr(item.state_dict()) == repr(saved[name]), name
     fill(objects(), saved, Path("step_1"))  # by a release that did not record the order
+
+
+def test_states_of_any_layout_are_compared_and_end_no_run(storable: ModuleType) -> None:
+    dense = torch.eye(3)
+    values = {
+        "empty": torch.empty(0),
+        "empty complex": torch.empty(0, 2, dtype=torch.complex64),
+        "sparse": dense.to_sparse(),
+        "csr": dense.to_sparse_csr(),
+        "quantised": torch.quantize_per_tensor(dense, 0.1, 0, torch.quint8),
+        "meta": dense.to("meta"),
+        "dense": dense,
+    }
+    words = dict(storable._leaves(values, "mine"))
+    assert len(words) == len(values)
+    assert words != dict(storable._leaves(values | {"dense": 2 * dense}, "mine"))
+
+
+def test_steps_are_numbers_not_texts(storable: ModuleType, tmp_path: Path) -> None:
+    from stored.ddp.saving.directory import checkpoints
+
+    names = ["step_00000020", "step_00000020.999", "step_00000020.1000", "step_99999999", "step_100000000"]
+    for name in reversed(names):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == names

@@ -119,7 +119,7 @@ while :; do
   fi
   if [ -n "$decision" ]; then
     say "attempt $attempt ended, $what; $decision"
-    say_how_to_go_on "$code" NPROC,NNODES,NODE_RANK,MASTER_ADDR,MASTER_PORT,MAX_RESTARTS,PREFLIGHT,VENV \
+    say_how_to_go_on "$code" NPROC,NNODES,NODE_RANK,MASTER_ADDR,MASTER_PORT,MAX_RESTARTS,PREFLIGHT,VENV,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ROCR_VISIBLE_DEVICES \
       launch/torchrun.sh "$@"
     exit "$code"
   fi

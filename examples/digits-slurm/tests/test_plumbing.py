@@ -106,7 +106,9 @@ def test_all_ranks_make_equal_steps_and_together_see_every_sample(length: int, w
         orders = [GlobalOrder(length, rank, seed=1, shuffle=True, uneven=uneven) for rank in ranks]
         for order in orders:
             order.set_epoch(epoch, start)
-        return [list(order) for order in orders]
+        read = [list(order) for order in orders]
+        assert [len(shard) for shard in read] == [order.share(start) for order in orders]
+        return read
 
     padded = shards("pad")
     assert len({len(shard) for shard in padded}) == 1

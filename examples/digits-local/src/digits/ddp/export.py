@@ -63,23 +63,28 @@ def export(run_dir: Path, to: Path, name: str = "") -> str:
 def weights(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a module's `state_dict()`, under the names that the bare module has, contiguous.
 
-    Names lose what wrappers put before them: `module.` of DDP and of averages, `_orig_mod.` of torch.compile.
+    Names lose what wrappers put before them: `module.` of an average, `_orig_mod.` of torch.compile.
 
     Returns: the tensors, and for each that is another one once more (tied weights) the name of that one. The file
         holds it once, and `safetensors.torch.load_model` knows.
     """
-    state = {key.replace("_orig_mod.", ""): value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    if state.pop("n_averaged", None) is not None or all(key.startswith("module.") for key in state):
-        state = {key.removeprefix("module."): value for key, value in state.items()}
+    state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    if "n_averaged" in state and all(key.startswith("module.") for key in state.keys() - {"n_averaged"}):
+        state = {key.removeprefix("module."): value for key, value in state.items() if key != "n_averaged"}
+    state = {re.sub(r"(^|\.)_orig_mod\.", r"\1", key): value for key, value in state.items()}
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[object, str] = {}
+    storages: set[int] = set()  # safetensors takes no two tensors of one storage
     for key, tensor in state.items():
         place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.numel() and (same := first.setdefault((*place, tensor.dtype), key)) != key:
             tied[key] = same
             continue
-        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        storage = tensor.untyped_storage()
+        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
+        storages.add(storage.data_ptr())
+        whole = tensor.is_contiguous() and alone
         kept[key] = tensor.detach() if whole else tensor.detach().clone(memory_format=torch.contiguous_format)
     return kept, tied
 
@@ -99,6 +104,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
+    text = text.removeprefix("auto: ")  # what was chosen
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):  # plain text
@@ -116,6 +122,9 @@ def main() -> int:
         print(export(options.run, options.to or options.run / "export", options.of))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
+        return CONFIG
+    except (OSError, RuntimeError) as error:  # RuntimeError, NotImplementedError: tensors that safetensors cannot hold
+        print(f"error: not exported: {type(error).__name__}: {error}", file=sys.stderr)
         return CONFIG
     return 0
 

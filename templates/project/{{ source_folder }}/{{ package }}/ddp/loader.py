@@ -163,9 +163,13 @@ def batches(loader: DataLoader[T], job: Job, epoch: int = 0, start: int = 0, beg
     """
     order = loader.dataset if isinstance(loader.dataset, LocatedStream) else loader.sampler
     training = cast("LocatedStream[T] | GlobalOrder", order).uneven != "keep"
+    full = cast(int, loader.batch_size)
+    left = order.share(start) if isinstance(order, GlobalOrder) else None  # nobody knows how long a stream is
     for batch in _common(loader, job, epoch, start, begun):
+        size = full if left is None else min(full, left)
+        left = None if left is None else left - size
         if training:
-            spent.watch.batch(cast(int, loader.batch_size) * job.world_size)
+            spent.watch.batch(size * job.world_size, size / full)
         yield batch
 
 

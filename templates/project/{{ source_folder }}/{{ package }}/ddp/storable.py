@@ -132,10 +132,17 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{path}[{index}]")
     elif isinstance(value, Tensor):
-        yield path, str(value.item()) if value.numel() == 1 else f"checksum {int(checksum([value])):x}"
+        yield path, _tensor_in_words(value)
     else:
         text = repr(value)
         yield path, text if len(text) < 40 else f"{text[:30]}... (checksum {zlib.crc32(text.encode()):x})"
+
+
+def _tensor_in_words(tensor: Tensor) -> str:
+    """Of a tensor whose bits do not stand in a row (sparse, quantised, nested, without data) only the type."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        return f"{tensor.dtype}, {tensor.layout}"
+    return str(tensor.item()) if tensor.numel() == 1 else f"checksum {int(checksum([tensor])):x}"
 
 
 def _split(item: object) -> str:

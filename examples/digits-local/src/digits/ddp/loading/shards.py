@@ -66,7 +66,11 @@ class GlobalOrder(Sampler[int]):
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch, whatever `start` is."""
-        whole, rest = divmod(self.length, self.world_size)
+        return self.share(0)
+
+    def share(self, start: int) -> int:
+        """Samples of this rank in an epoch without its first `start` samples (counted over all ranks)."""
+        whole, rest = divmod(max(0, self.length - start), self.world_size)
         if self.uneven == "keep":
             return whole + (self.rank < rest)
         return whole + (rest > 0 and self.uneven == "pad")

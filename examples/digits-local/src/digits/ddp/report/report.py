@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -67,10 +68,15 @@ def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str
             return start, []
         start, end = found.start, _end_of(events, found.start)
         (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
-        said = sentence(found, end)
+        said = _escaped(sentence(found, end))
         return start, [f"![{said}](timeline.svg)", f"{said}."]
     except Exception as error:  # whatever the file holds: the report is what matters
         return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
+
+
+def _escaped(text: str) -> str:
+    """Names that users give their phases, so that Markdown takes them as they are."""
+    return re.sub(r"([\\`*\[\]()<>|#!])", r"\\\1", text)
 
 
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:

@@ -40,7 +40,7 @@ def line(command: Sequence[str], run_id: str, environ: Mapping[str, str], where:
 def _command(place: Place) -> Sequence[str]:
     """Of this process, or of the torchrun that has started it on its only node; empty where it cannot be told."""
     if place.launcher == "none":
-        return sys.orig_argv
+        return [sys.executable, *sys.orig_argv[1:]]  # `python` may be another one in the next shell
     if place.launcher == "torchrun" and place.world_size == place.local_world_size:
         with suppress(OSError):  # there is no /proc, or torchrun has ended
             above = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]

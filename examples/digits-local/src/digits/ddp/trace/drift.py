@@ -317,6 +317,8 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
     """
     sums, pool, waiting = list[Tensor](), list[Tensor](), 0
     for tensor in tensors:
+        if not tensor.numel():
+            continue
         bits = _bits(tensor)
         size = bits.numel()
         if size >= (SMALL if bits.is_cuda else SMALL_ON_CPU):

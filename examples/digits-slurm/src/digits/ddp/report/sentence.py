@@ -93,7 +93,8 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
     told, drawn = str(end.get("phase") or ""), first.last.phase if first.last else ""
     # What a killed rank has told is a heartbeat old; what is drawn is how it was found.
     phase = (drawn or told) if kind == "rank_killed" else (told or drawn)
-    place = f"in {phase_name(phase or 'an unknown phase')}"
+    places = {phase_name(row.last.phase) for row in named if row.last} if len(named) > 1 else set()
+    place = f"in {' or '.join(sorted(places)) if len(places) > 1 else phase_name(phase or 'an unknown phase')}"
     if kind == "rank_killed" and all(row.ended is None for row in named):
         return f"{who} fell silent {place}"
     if kind == "rank_killed":

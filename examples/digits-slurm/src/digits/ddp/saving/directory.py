@@ -118,7 +118,8 @@ def read(directory: Path, note: Note) -> dict[str, Any]:
 
 def checkpoints(root: Path) -> list[Path]:
     """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
-    return sorted(path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
+    found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
+    return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
 
 
 def _make_visible(aside: Path, root: Path, step: int) -> None:

@@ -29,7 +29,7 @@ class Spent:
 
     steps: int = 0
     samples: int = 0  # that all ranks have read
-    batches: int = 0  # of this rank
+    batches: float = 0  # of this rank; a smaller one is a part of one
     seconds: float = 0.0  # of the steps, without what is no part of them
     kinds: dict[Kind, float] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class _Entry:
     begin: Any
     end: Any
     samples: int = 0
-    batches: int = 0
+    batches: float = 0
 
 
 class Watch:
@@ -112,7 +112,7 @@ class Watch:
         self._after: Kind | None = None  # what has just ended, if it was no part of a step
         self._step_began: Any = None  # None before the first step has ended
         self._entries: deque[_Entry] = deque()
-        self._samples = self._batches = 0  # of the step under way
+        self._samples, self._batches = 0, 0.0  # of the step under way
         self._open, self._done = Spent(), Spent()  # of a step that is not finished; of those that are
 
     def enter(self, name: str) -> None:
@@ -134,18 +134,18 @@ class Watch:
         if self._step_began is not None and self._kind is None and self._phase == "backward":
             self._change_to("ranks")
 
-    def batch(self, samples: int) -> None:
-        """The training loop was given a batch; `samples` are those of all ranks."""
+    def batch(self, samples: int, part: float = 1.0) -> None:
+        """The training loop was given a batch; `samples` are those of all ranks, `part` is 1 for a full batch."""
         if self._kind not in NO_PART:
             self._samples += samples
-            self._batches += 1
+            self._batches += part
 
     def step_done(self) -> None:
         """One more step is finished."""
         now = self._clock.now()
         if self._step_began is not None:
             self._entries.append(_Entry(None, self._step_began, now, self._samples, self._batches))
-        self._step_began, self._samples, self._batches = now, 0, 0
+        self._step_began, self._samples, self._batches = now, 0, 0.0
         self._read(0)
 
     def take(self) -> Spent:

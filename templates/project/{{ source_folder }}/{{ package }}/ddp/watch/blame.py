@@ -120,9 +120,12 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     reason = f"{job.who(job.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
     if kind == "divergent_weights":  # all ranks raise it at once
         reason = f"{text} {where}"
+    if kind == "checkpoint_failed":  # so do they what rank 0, which writes, has told them
+        reason = f"{job.who(0)}: {text} {where}"
     # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
     first = error.ranks if isinstance(error, Diverged) else [job.rank] if told else None
+    first = [0] if kind == "checkpoint_failed" else first
     stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
 

@@ -110,7 +110,7 @@ def test_a_stop_file_stops_and_is_the_end(train: Train, timed: Timed) -> None:
 
 
 def test_the_end_of_the_allocation_by_the_clock_alone(train: Train, uninterrupted: Any) -> None:
-    job = train(["--preempt.before_end_s", "560"], options=["--time=10"], DDP_FAULTS=slow())
+    job = train(["--preempt.before_end_s", "560"], options=["--time=10"], DDP_FAULTS=slow(1))
     outcome = outcome_of(job)  # of its ten minutes it may train for 40 s
     assert named(outcome)[:3] == ("stopped", 75, "time_limit"), job.output()
     result = job.wait()

@@ -13,7 +13,7 @@ PYTHON ?= python3
 # An exact version, so that the demo and the tests are the same everywhere. Another one: make demo TORCH=torch
 TORCH ?= torch==2.13.0
 # Two modules at a time: most tests wait for processes that wait for each other. The Slurm tests share one cluster.
-# `make test` takes a module apart when one worker has nothing left: the longest has few tests, and would come last.
+# `make test` and `make test-update` take a module apart when one worker has nothing left: the longest would come last.
 PARALLEL ?= --numprocesses 2 --dist loadscope
 PYTEST_OPTIONS ?=
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
@@ -42,7 +42,7 @@ test-slurm: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) -m "slurm and not long"
 
 test-update: .venv/done
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/update tests/adopt -m "not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) tests/update tests/adopt -m "not long"
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/cli/test_cli_template.py -k "wheel or at_once"
 
 test-more: .venv/done

@@ -63,13 +63,13 @@ def export(run_dir: Path, to: Path, name: str = "") -> str:
 def weights(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a module's `state_dict()`, under the names that the bare module has, contiguous.
 
-    Names lose what wrappers put before them: `module.` of an average, `_orig_mod.` of torch.compile.
+    Names lose what wrappers put before them: `module.` of DDP and of averages, `_orig_mod.` of torch.compile.
 
     Returns: the tensors, and for each that is another one once more (tied weights) the name of that one. The file
         holds it once, and `safetensors.torch.load_model` knows.
     """
     state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    if "n_averaged" in state and all(key.startswith("module.") for key in state.keys() - {"n_averaged"}):
+    if all(key.startswith("module.") for key in state.keys() - {"n_averaged"}):
         state = {key.removeprefix("module."): value for key, value in state.items() if key != "n_averaged"}
     state = {re.sub(r"(^|\.)_orig_mod\.", r"\1", key): value for key, value in state.items()}
     kept: dict[str, torch.Tensor] = {}

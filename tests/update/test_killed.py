@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from update_helpers import commit, git, make, state, tree, update
 
-MOMENTS = 20
+MOMENTS = 12
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ pydantic-settings and PyYAML must be there. One process, a GPT with AdamW, so tw
 - first, warm: seconds that training stands still, for the first save and, median of three, for later ones
 - write: seconds until the checkpoint is on the disk (warm, no training beside it)
 - beside: a training step while a checkpoint is written, as a ratio to one before; all steps of one write
-- load: seconds to read it, from the page cache, into the model and the optimiser
+- load: seconds to read it, from the page cache, into the model and the optimiser; median of three, after one that does
+  not count (memory that a virtual machine touches for the first time is slow)
 - memory: GB of host memory at the peak above what the process has before, for a save of that kind
 """
 
@@ -35,7 +36,7 @@ from gpt import Gpt
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
-WARM = 3  # saves after the first
+WARM, LOADS = 3, 3  # saves and loads after the first
 Done = Callable[[], bool]
 
 
@@ -237,7 +238,7 @@ def measure(way: Way, path: Path, step: Callable[[], None], device: torch.device
         "warm": statistics.median(stood[1:]),
         "write": statistics.median(whole[1:]),
         "beside": beside,
-        "load": seconds(lambda: way.load(path)),
+        "load": statistics.median([seconds(lambda: way.load(path)) for _ in range(1 + LOADS)][1:]),
         "memory": memory,
     }
 

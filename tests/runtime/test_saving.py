@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import importlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections import OrderedDict
@@ -123,15 +126,15 @@ def write(part: Part, root: Path, step: int = 3) -> Path:
 def test_a_checkpoint_is_read_once_and_compared_on_the_way(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, reader = part("saving.directory"), part("saving.hashed").HashedReader
+    directory = part("saving.directory")
     path = write(part, tmp_path)
-    fill, read = reader._fill, list[int]()
+    preadv, read = os.preadv, list[int]()
 
-    def counted(self: Any, view: memoryview) -> int:
-        read.append(fill(self, view))
+    def counted(*given: Any) -> int:
+        read.append(preadv(*given))
         return read[-1]
 
-    monkeypatch.setattr(reader, "_fill", counted)
+    monkeypatch.setattr(os, "preadv", counted)
     name, payload = directory.read_newest(tmp_path, lambda _note: None)
     size = (path / "state.pt").stat().st_size
     assert size < sum(read) < 1.05 * size, "only headers are read twice"
@@ -153,6 +156,84 @@ def test_one_bit_anywhere_is_noticed(part: Part, tmp_path: Path) -> None:
             directory.read(path, lambda _note: None)
     (path / "state.pt").write_bytes(whole)
     directory.read(path, lambda _note: None)
+
+
+def test_the_manifest_says_how_anybody_can_check_the_file(part: Part, tmp_path: Path) -> None:
+    path = write(part, tmp_path)
+    content, manifest = (path / "state.pt").read_bytes(), json.loads((path / "manifest.json").read_text())
+    said = manifest["files"]["state.pt"]
+    assert said["sha256"] == hashlib.sha256(content).hexdigest(), "as sha256sum prints it, and older releases read it"
+    size = said["pieces"]["bytes"]
+    pieces = [content[start : start + size] for start in range(0, len(content), size)]
+    digests = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    assert said["pieces"]["sha256"] == hashlib.sha256(digests).hexdigest()
+
+
+@pytest.mark.parametrize("pieces", [None, 1000, 123_457, 1 << 22])
+def test_pieces_of_any_size_and_files_of_older_releases_without_any(
+    part: Part, tmp_path: Path, pieces: int | None
+) -> None:
+    directory, hashed = part("saving.directory"), part("saving.hashed")
+    path = write(part, tmp_path)
+    content, manifest = (path / "state.pt").read_bytes(), json.loads((path / "manifest.json").read_text())
+    sums = manifest["files"]["state.pt"]
+    del sums["pieces"]
+    if pieces:
+        sha = hashed._PiecesSha(pieces)
+        sha.update(content)
+        sums["pieces"] = {"bytes": pieces, "sha256": sha.hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert flat(directory.read(path, lambda _note: None)["objects"]) == flat(state())
+    (path / "state.pt").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(directory.Damaged, match="does not match its checksum"):
+        directory.read(path, lambda _note: None)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 40, "many", None])
+def test_pieces_that_make_no_sense_are_a_damaged_manifest(part: Part, tmp_path: Path, size: Any) -> None:
+    directory = part("saving.directory")
+    path = write(part, tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.pt"]["pieces"]["bytes"] = size
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(directory.Damaged, match=r"manifest\.json"):
+        directory.read(path, lambda _note: None)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, path = part("saving.directory"), write(part, tmp_path)
+    preadv, size = os.preadv, (path / "state.pt").stat().st_size
+
+    def shorter(file: int, buffers: Any, start: int) -> int:
+        there = buffers[0][: max(0, size // 2 - start)]
+        return preadv(file, [there], start) if there else 0
+
+    monkeypatch.setattr(os, "preadv", shorter)
+    with pytest.raises(directory.Damaged, match="does not match its checksum"):
+        directory.read(path, lambda _note: None)
+
+
+def test_a_disk_that_cannot_read_is_no_damage(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, path = part("saving.directory"), write(part, tmp_path)
+
+    def broken(_file: int, _buffers: Any, _start: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        directory.read(path, lambda _note: None)
+
+
+def test_what_a_killed_writer_of_this_host_has_left_goes_at_once(part: Part, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    host = socket.gethostname()
+    names = [f".writing-{host}-{ended.stdout.strip()}", f".writing-{host}-{os.getppid()}", ".writing-elsewhere-1"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    write(part, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".writing-*")) == sorted(names[1:]), "others may be at work"
 
 
 def run(project: Path, tmp_path: Path, what: str, faults: str = "") -> tuple[str, Path]:

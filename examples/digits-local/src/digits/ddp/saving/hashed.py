@@ -1,22 +1,27 @@
 """Files whose SHA-256 is made in the same pass in which they are written or read.
 
-Hashing and reading or writing need no GIL, so each large piece is hashed in a thread of its own meanwhile.
+A file has two: of its bytes, as `sha256sum` prints it, and of the SHA-256 of each of its pieces. Pieces can be hashed
+at the same time, so reading need not wait for it; what older releases have written has the first one only. Hashing,
+reading and writing need no GIL.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from io import SEEK_SET
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-CHUNK = 1 << 22  # bytes that are read or written, and hashed, at a time
-SMALL = 1 << 16  # bytes below which another thread costs more than it gains
-GAP = 1 << 20  # bytes between two pieces that a reader has not asked for, and that are read for their hash only
+PIECE = 1 << 22  # bytes that are read or written, and hashed, at a time
+SMALL = 1 << 16  # bytes below which a copy costs less than waiting for another thread
+GAP = 1 << 20  # bytes between two parts that a reader has not asked for, and that are read for their hash only
+READERS = 4  # threads that read and hash: one hashes 1 to 2 GB/s, and torch.load takes 2
 
 Moved = Callable[[int], None]  # called with the bytes that are through so far
 
@@ -25,33 +30,56 @@ def unmoved(_bytes: int) -> None:
     """For those who do not want to know how far it is."""
 
 
-class _Hash:
-    """SHA-256 of pieces in the order in which they come."""
+@dataclass(frozen=True)
+class Checksums:
+    """Of a file, in hexadecimal."""
 
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
+    sha256: str
+    piece: int = 0  # bytes of each piece but the last; 0 if the pieces are not known
+    pieces: str = ""  # SHA-256 of the SHA-256 (32 bytes each) of the pieces
+
+
+class _Sha(Protocol):
+    def update(self, data: memoryview | bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _PiecesSha:
+    """What `Checksums.pieces` is, of bytes that come in order."""
+
+    def __init__(self, piece: int = PIECE) -> None:
+        self._of_pieces, self._open, self._room, self._piece = hashlib.sha256(), hashlib.sha256(), piece, piece
+
+    def update(self, data: memoryview | bytes, /) -> None:
+        view = memoryview(data)
+        while len(view):
+            part = view[: self._room]
+            self._open.update(part)
+            self._room -= len(part)
+            if not self._room:
+                self._of_pieces.update(self._open.digest())
+                self._open, self._room = hashlib.sha256(), self._piece
+            view = view[len(part) :]
+
+    def hexdigest(self) -> str:
+        """At the end: the last piece is as long as it is."""
+        if self._room < self._piece:
+            self._of_pieces.update(self._open.digest())
+        return self._of_pieces.hexdigest()
+
+
+class _InThread:
+    """A hash that is made in a thread of its own, of what is handed over, in that order."""
+
+    def __init__(self, sha: _Sha) -> None:
+        self._sha = sha
         self._thread = ThreadPoolExecutor(1, "checksum")
         self._pending: Future[None] | None = None
 
-    def over(self, view: memoryview, carry: Callable[[memoryview], None]) -> None:
-        """Let `carry` read or write `view` piece by piece, and hash it. The view is not used after this call.
-
-        A piece is hashed after `carry` has had it, since only then a reader's is there.
-        """
-        if len(view) < SMALL:
-            self.wait()
-            carry(view)
-            self._sha.update(view)
-            return
-        for start in range(0, len(view), CHUNK):
-            piece = view[start : start + CHUNK]
-            carry(piece)
-            self.later(piece)
-        self.wait()
-
-    def later(self, piece: memoryview | bytes) -> None:
-        """Hash `piece` when its turn comes: it must stay as it is until `wait`."""
-        self._pending = self._thread.submit(self._sha.update, piece)
+    def later(self, data: memoryview | bytes) -> None:
+        """Hash `data` when its turn comes: it must stay as it is until `wait`."""
+        self._pending = self._thread.submit(self._sha.update, data)
 
     def wait(self) -> None:
         """Until all is hashed."""
@@ -71,7 +99,7 @@ class HashedWriter:
     """A new file for `torch.save`, which writes from its beginning to its end.
 
     Args:
-        kept: whether a piece stays as it is until `sync`. If so, writing does not wait for its hash: on a host that is
+        kept: whether a part stays as it is until `sync`. If so, writing does not wait for its hash: on a host that is
             busy, each change from one thread to another takes milliseconds.
 
     Raises:
@@ -79,10 +107,11 @@ class HashedWriter:
     """
 
     def __init__(
-        self, path: Path, moved: Moved = unmoved, kept: Callable[[memoryview], bool] = lambda _piece: False
+        self, path: Path, moved: Moved = unmoved, kept: Callable[[memoryview], bool] = lambda _part: False
     ) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
-        self._hash, self._moved, self._kept = _Hash(), moved, kept
+        self._whole, self._pieces = _InThread(hashlib.sha256()), _InThread(_PiecesSha())
+        self._moved, self._kept = moved, kept
         self.bytes = 0
         self.error: OSError | None = None  # torch.save raises another one in its place
 
@@ -92,7 +121,8 @@ class HashedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hash.close()
+        self._whole.close()
+        self._pieces.close()
         try:
             self._file.close()
         except OSError:  # what is left in the buffer, after a failure that is on its way already
@@ -100,17 +130,18 @@ class HashedWriter:
                 raise
 
     def write(self, data: memoryview | bytes) -> int:
-        """Append `data`. torch.save hands over each tensor in one piece."""
+        """Append `data`. torch.save hands over each tensor in one part."""
         view = memoryview(data).cast("B")
-        if len(view) < SMALL:
-            self._carry(view)
-            self._hash.later(bytes(view))
-        elif self._kept(view):
-            for start in range(0, len(view), CHUNK):
-                self._carry(view[start : start + CHUNK])
-                self._hash.later(view[start : start + CHUNK])
-        else:
-            self._hash.over(view, self._carry)
+        small = len(view) < SMALL
+        kept = memoryview(bytes(view)) if small else view
+        for start in range(0, len(kept), PIECE):
+            piece = kept[start : start + PIECE]
+            self._carry(piece)
+            self._whole.later(piece)
+            self._pieces.later(piece)
+        if not small and not self._kept(view):
+            self._whole.wait()
+            self._pieces.wait()
         return len(view)
 
     def _carry(self, piece: memoryview) -> None:
@@ -128,29 +159,47 @@ class HashedWriter:
         """For torch.save."""
         self._file.flush()
 
-    def sync(self) -> str:
-        """Wait until all is on the disk; returns the SHA-256 of all that was written."""
+    def sync(self) -> Checksums:
+        """Wait until all is on the disk; returns the checksums of all that was written."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return self._hash.hexdigest()
+        return Checksums(self._whole.hexdigest(), PIECE, self._pieces.hexdigest())
 
 
 class HashedReader:
     """A file for `torch.load`, which reads most of it in order: each byte is read once, and hashed on the way.
 
-    What is read ahead (the directory at a zip file's end), or twice (its headers), is hashed when its turn comes.
+    Threads read and hash pieces ahead. What is wanted earlier (the directory at a zip file's end), or twice (its
+    headers), is read once more, and hashed when its turn comes.
+
+    Args:
+        piece: bytes of each piece, if it is compared with `Checksums.pieces`, else 0.
+
+    Raises:
+        OSError: by `readinto` and `digest`, where the file cannot be read.
     """
 
-    def __init__(self, path: Path, moved: Moved = unmoved) -> None:
+    def __init__(self, path: Path, moved: Moved = unmoved, piece: int = 0) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
-        self._hash, self._moved = _Hash(), moved
-        self._hashed = 0  # bytes from the beginning
+        self._moved, self._piece = moved, piece or PIECE
+        self._of_pieces = hashlib.sha256() if piece else None
+        self._whole = None if piece else _InThread(hashlib.sha256())
+        self._threads = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "read")
+        self._ahead: deque[Future[tuple[memoryview, bytes]]] = deque()  # the pieces from `_next` on
+        self._asked = 0  # pieces that a thread reads, or has read
+        self._begin, self._open = 0, memoryview(b"")  # the piece that torch.load is at: its place in the file, and it
+        self._at = 0  # bytes from the beginning that were passed on, or passed by
+        self._size = os.fstat(self._file.fileno()).st_size
+        for _ in range(2 * READERS):
+            self._ask()
 
     def __enter__(self) -> HashedReader:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._hash.close()
+        self._threads.shutdown(cancel_futures=True)
+        if self._whole:
+            self._whole.close()
         self._file.close()
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
@@ -171,36 +220,68 @@ class HashedReader:
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill `buffer`, from where the file stands; returns how many bytes there were."""
-        start = self._file.tell()
-        if not self._hashed <= start <= self._hashed + GAP:
-            return self._fill(memoryview(buffer).cast("B"))
-        if start > self._hashed:
-            self._pass_by(start)
-        self._file.seek(start)
-        self._hash.over(memoryview(buffer).cast("B"), self._advance)
-        return self._hashed - start
+        view, start = memoryview(buffer).cast("B"), self._file.tell()
+        if not self._at <= start <= self._at + GAP:
+            return _fill(self._file.fileno(), view, start)
+        self._pass_by(start)
+        while len(view) and self._more():
+            part = self._open[self._at - self._begin :][: len(view)]
+            view[: len(part)] = part
+            view = view[len(part) :]
+            self._at += len(part)
+        self._file.seek(self._at)
+        return self._at - start
 
     def digest(self) -> str:
-        """SHA-256 of the whole file, whatever has been read of it."""
-        self._pass_by(os.fstat(self._file.fileno()).st_size)
-        return self._hash.hexdigest()
+        """The file's checksum, whatever has been read of it: of its pieces, if it was opened so."""
+        self._pass_by(self._size)
+        if self._of_pieces:
+            return self._of_pieces.hexdigest()
+        assert self._whole
+        return self._whole.hexdigest()
 
     def _pass_by(self, end: int) -> None:
-        """Read up to `end` for the hash only."""
-        self._file.seek(self._hashed)
-        buffer = memoryview(bytearray(max(0, min(CHUNK, end - self._hashed))))
-        while self._hashed < end:
-            before = self._hashed
-            self._hash.over(buffer[: end - self._hashed], self._advance)
-            if self._hashed == before:  # it has become shorter
-                return
+        """Go to `end`; what lies before it is read for its hash only."""
+        while self._at < end and self._more():
+            self._at = min(end, self._begin + len(self._open))
 
-    def _advance(self, piece: memoryview) -> None:
-        self._hashed += self._fill(piece)
-        self._moved(self._hashed)
+    def _more(self) -> bool:
+        """Whether the open piece has a byte at `_at`; if not, the next one is opened. False at the end of the file."""
+        if self._at < self._begin + len(self._open):
+            return True
+        if not self._ahead:
+            return False
+        piece, digest = self._ahead[0].result()  # an error is raised again by the next call
+        self._ahead.popleft()
+        if self._whole:
+            self._whole.wait()  # the piece before goes to another thread now
+            self._whole.later(piece)
+        if self._of_pieces:
+            self._of_pieces.update(digest)
+        used, self._begin, self._open = self._open, self._begin + len(self._open), piece
+        self._moved(self._begin)
+        if len(used) == self._piece:
+            self._ask(used)
+        return len(piece) > 0
 
-    def _fill(self, view: memoryview) -> int:
-        filled = 0
-        while filled < len(view) and (count := self._file.readinto(view[filled:])):
-            filled += count
-        return filled
+    def _ask(self, memory: memoryview | None = None) -> None:
+        """Let a thread read and hash the next piece, if there is one, into `memory`."""
+        start = self._asked * self._piece
+        if start >= self._size:
+            return
+        self._asked += 1
+        buffer = memory or memoryview(bytearray(min(self._piece, self._size)))
+
+        def read() -> tuple[memoryview, bytes]:
+            piece = buffer[: _fill(self._file.fileno(), buffer, start)]
+            return piece, b"" if self._whole else hashlib.sha256(piece).digest()
+
+        self._ahead.append(self._threads.submit(read))
+
+
+def _fill(file: int, view: memoryview, start: int) -> int:
+    """Fill `view` with what an open file has from `start` on, and return how many bytes that was."""
+    filled = 0
+    while filled < len(view) and (count := os.preadv(file, [view[filled:]], start + filled)):
+        filled += count
+    return filled

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from .. import faults
-from .hashed import CHUNK, HashedReader, HashedWriter
+from .hashed import PIECE, Checksums, HashedReader, HashedWriter
 
 log = logging.getLogger("ddp")
 FORMAT = 1
 STATE = "state.pt"
+LARGEST_PIECE = 1 << 28  # bytes: a reader holds eight of them
 Note = Callable[[str], None]  # called with how far it is
 Kept = Callable[[memoryview], bool]
 
@@ -49,13 +50,14 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept
             torch.save(payload, state)  # type: ignore[arg-type]  # write and flush are all it calls
             faults.inject("checkpoint:write", step)
             note("waiting for the disk")
-            sha256 = state.sync()
+            sums = state.sync()
+        pieces = {"bytes": sums.piece, "sha256": sums.pieces}
         manifest = {
             "format": FORMAT,
             "counters": payload["counters"],
             "world_size": len(payload["rng"]),
             "torch": torch.__version__,
-            "files": {STATE: {"bytes": state.bytes, "sha256": sha256}},
+            "files": {STATE: {"bytes": state.bytes, "sha256": sums.sha256, "pieces": pieces}},
         }
         with open(aside / "manifest.json", "w") as file:
             json.dump(manifest, file, indent=1)
@@ -100,18 +102,20 @@ def read(directory: Path, note: Note) -> dict[str, Any]:
         UnpicklingError: the file is as it was written, and `torch.load` does not take it with `weights_only=True`.
     """
     files = _expected(directory)
-    for name, (size, sha256) in files.items():
+    for name, (size, sums) in files.items():
         file = directory / name
-        if file.stat().st_size != size or (name != STATE and _sha256(file) != sha256):
+        if file.stat().st_size != size or (name != STATE and _sha256(file) != sums.sha256):
             raise Damaged(f"{name} does not match its checksum")
-    with HashedReader(directory / STATE, _in_gigabytes(note, f"of {directory.name} read")) as state:
+    sums = files[STATE][1]
+    note_bytes = _in_gigabytes(note, f"of {directory.name} read")
+    with HashedReader(directory / STATE, note_bytes, sums.piece) as state:
         try:
             payload = torch.load(state, map_location="cpu", weights_only=True)  # type: ignore[arg-type]  # as above
         except Exception as error:
-            if state.digest() != files[STATE][1]:
+            if state.digest() != (sums.pieces or sums.sha256):
                 raise Damaged(f"{STATE} does not match its checksum") from error
             raise
-        if state.digest() != files[STATE][1]:
+        if state.digest() != (sums.pieces or sums.sha256):
             raise Damaged(f"{STATE} does not match its checksum")
     return dict(payload)
 
@@ -133,10 +137,13 @@ def _make_visible(aside: Path, root: Path, step: int) -> None:
     _sync_directory(root)
 
 
-def _remove_leftovers(root: Path) -> None:  # of killed writers: nobody takes an hour between two files
+def _remove_leftovers(root: Path) -> None:
+    """Of killed writers: those of this host at once, of others after an hour, which nobody takes between two files."""
     for path in root.glob(".writing-*"):
+        host, _, pid = path.name.removeprefix(".writing-").rpartition("-")
         with suppress(OSError):
-            if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:
+            ended = host == socket.gethostname() and pid.isdecimal() and not Path("/proc", pid).exists()
+            if ended or time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -147,11 +154,11 @@ def _new_name(root: Path, step: int) -> str:
     return f"{name}.{max(taken) + 1:03d}" if taken else name
 
 
-def _expected(directory: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file, by the manifest."""
+def _expected(directory: Path) -> dict[str, tuple[int, Checksums]]:
+    """Size and checksums of each file, by the manifest."""
     try:
         files = json.loads((directory / "manifest.json").read_text())["files"]
-        found = {str(name): (int(each["bytes"]), str(each["sha256"])) for name, each in files.items()}
+        found = {str(name): (int(each["bytes"]), _checksums(each)) for name, each in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"manifest.json: {error!r}") from error
     if STATE not in found:
@@ -159,10 +166,19 @@ def _expected(directory: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
+def _checksums(of_file: dict[str, Any]) -> Checksums:
+    pieces = of_file.get("pieces")  # releases before 0.5.0 write none
+    if not pieces:
+        return Checksums(str(of_file["sha256"]))
+    if not 0 < int(pieces["bytes"]) <= LARGEST_PIECE:
+        raise ValueError(f"pieces of {pieces['bytes']} bytes")
+    return Checksums(str(of_file["sha256"]), int(pieces["bytes"]), str(pieces["sha256"]))
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(PIECE):
             digest.update(chunk)
     return digest.hexdigest()
 

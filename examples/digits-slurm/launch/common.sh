@@ -169,6 +169,23 @@ prepare_environment() {
   [ -z "$active" ] || say "$launch_folder/env/recovery.env is in use: ${active}(its comments say what that costs)"
 }
 
+train_py=src/digits/train.py
+
+# refuse_unknown_settings [training arguments]: a typo, before anything starts. Reads the source, imports nothing.
+refuse_unknown_settings() {
+  local code=0
+  python "$launch_folder/settings.py" check "$train_py" "$@" || code=$?
+  [ "$code" != 78 ] || exit 78 # with another code it is that script which has failed
+}
+
+# show_help SCRIPT: the comment at its beginning, and the names of all settings.
+show_help() {
+  sed -n '2,/^set /s/^# \{0,1\}//p' "$1"
+  printf '\nTraining arguments, each with a value; a variable DDP_SECTION__KEY or %s do the same:\n\n' configs/train.yaml
+  "$(command -v python3 || command -v python)" "$launch_folder/settings.py" list "$train_py"
+  printf '\nWhat they mean, and the defaults: python -m %s.train --help\n' digits
+}
+
 # prepend_library_path DIRECTORIES: read by the dynamic linker, where an empty entry would be the current directory.
 prepend_library_path() {
   [ -z "$1" ] || export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

@@ -146,8 +146,12 @@ def _section(config: Path, name: str) -> dict[str, Any]:
     """One section of the settings file. Whatever is wrong with the file, training will say it better."""
     if not config.is_file():
         return {}
-    import yaml  # training needs it, too
-
+    try:
+        import yaml
+    except ImportError:  # training needs it, too
+        print(f"[launch] error: {sys.executable} has no PyYAML", file=sys.stderr)
+        print("[launch]        install this project there, or set VENV to where it is installed", file=sys.stderr)
+        sys.exit(78)
     try:
         content = yaml.safe_load(config.read_text())
     except (OSError, ValueError, yaml.YAMLError):

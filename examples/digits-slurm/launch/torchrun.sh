@@ -16,6 +16,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 source launch/site.sh
 
+case " $* " in
+*' -h '* | *' --help '*) show_help launch/torchrun.sh && exit ;;
+esac
 nnodes=${NNODES:-1}
 nproc=${NPROC:-auto}
 if [ "$nproc" = auto ]; then
@@ -26,6 +29,7 @@ refuse_unless_number NPROC "$nproc" 1
 refuse_unless_number NNODES "$nnodes" 1
 prepare_site "$nnodes"
 prepare_environment "$nnodes" ""
+refuse_unknown_settings "$@"
 
 if [ "$nnodes" -gt 1 ]; then
   for name in NODE_RANK MASTER_ADDR MASTER_PORT DDP_RUN__ID; do

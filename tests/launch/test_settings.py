@@ -1,0 +1,159 @@
+"""launch/settings.py: a name that is no setting is refused before anything starts, and one that is never is."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cross_section import every
+from launch_helpers import environment
+
+FAMILIES = (
+    "custom causal-lm classifier masked-lm diffusion rectified-flow adversarial-diffusion retrieval".split()  # noqa: SIM905
+)
+REAL = """
+from demo.config import Settings
+from demo.ddp.start.settings import _fields
+print(*(".".join(path) for path in _fields(Settings)))
+"""
+
+
+def check(project: Path, *arguments: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, "launch/settings.py", "check", "src/demo/train.py", *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    done = subprocess.run(command, cwd=project, env=clean | variables, capture_output=True, text=True, check=False)
+    assert not done.stdout
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(render: Callable[..., Path]) -> Path:
+    return render({"package": "demo", "model": "custom"}, name="names")
+
+
+@pytest.mark.parametrize("family", every(4, FAMILIES))
+def test_the_source_tells_the_same_names_as_training(render: Callable[..., Path], family: str) -> None:
+    pytest.importorskip("torch", reason="imports the project")
+    project = render({"package": "demo", "model": family}, name=f"names-{family}")
+    real = subprocess.run(
+        [sys.executable, "-c", REAL], cwd=project / "src", capture_output=True, text=True, check=True
+    ).stdout.split()
+    settings = runpy.run_path(str(project / "launch" / "settings.py"))
+    names = settings["names_of"](project / "src" / "demo" / "train.py")
+    assert names.settings == real
+    assert not names.unknown
+    for name in real:
+        assert settings["problem"](names, [f"--{name}", "1"], [f"DDP_{name}".replace(".", "__").upper()]) is None
+        assert settings["problem"](names, [f"--{name}x=1"], [])[1] == f"did you mean --{name}?"
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("--train.setps", "--train.steps"),
+        ("--steps=3", "--train.steps"),
+        ("--optim.learning_rate", "--train.learning_rate"),
+        ("--tarin.steps", "--train.steps"),
+        ("--train.batch-size", "--train.batch_size"),
+    ],
+)
+def test_what_is_meant(project: Path, argument: str, meant: str) -> None:
+    code, said = check(project, argument, "3")
+    assert code == 78
+    assert said.splitlines() == [
+        f"[launch] error: {argument.partition('=')[0]} is not a setting",
+        f"[launch]        did you mean {meant}?",
+    ]
+
+
+def test_nothing_alike(project: Path) -> None:
+    assert "launch/torchrun.sh --help lists all settings" in check(project, "--qqq.zzz", "3")[1]
+
+
+def test_a_variable_that_nothing_reads(project: Path) -> None:
+    code, said = check(project, DDP_TRAIN__STEP="3")
+    assert code == 78
+    assert "nothing reads the variable DDP_TRAIN__STEP\n" in said
+    assert "did you mean DDP_TRAIN__STEPS?" in said
+    ours = {"DDP_ATTEMPT": "1", "DDP_FAULTS": "", "DDP_WALLTIME_END": "1", "DDP_SCAFFOLD_TEMPLATE": "x"}
+    assert check(project, **ours) == (0, "")
+
+
+@pytest.mark.parametrize("how", [["--config", "{}"], ["--config={}"]])
+def test_a_key_in_a_settings_file(project: Path, tmp_path: Path, how: list[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    arguments = [each.format(file) for each in how]
+    assert check(project, *arguments)[1].startswith(f"[launch] error: {file} does not exist\n")
+    file.write_text("train:\n  steps: 3\n  larning_rate: 1\nmodel:\n")
+    code, said = check(project, *arguments)
+    assert code == 78
+    assert f"{file}: train.larning_rate is not a setting" in said
+    assert "did you mean train.learning_rate?" in said
+    file.write_text("a: [broken")
+    assert check(project, *arguments) == (0, ""), "training says that better"
+
+
+def test_settings_that_users_add_in_their_own_ways(project: Path, tmp_path: Path) -> None:
+    """A field, a section from another module, a section of a section, a mapping, and a class from a library."""
+    own = tmp_path / "own"
+    shutil.copytree(project, own)
+    package = own / "src" / "demo"
+    (package / "sizes.py").write_text(
+        "from pydantic import BaseModel\nclass Inner(BaseModel):\n    deep: int = 1\n"
+        "class Sizes(BaseModel):\n    wide: int = 1\n    inner: Inner = Inner()\n    by_name: dict[str, int] = {}\n"
+    )
+    (package / "library.py").write_text("from elsewhere import Base\nclass Foreign(Base):\n    known: int = 1\n")
+    config = package / "config.py"
+    text = config.read_text().replace("from pydantic import", "from .library import Foreign\nfrom pydantic import")
+    text = text.replace("from .data import", "from .sizes import Sizes as Big\nfrom .data import")
+    config.write_text(text + "    big: Big = Big()\n    foreign: Foreign = Foreign()\n")
+    for name in ("big.wide", "big.inner.deep", "big.by_name.anything", "foreign.known", "foreign.anything", "train"):
+        assert check(own, f"--{name}", "1") == (0, ""), name
+    assert "did you mean --big.inner.deep?" in check(own, "--big.inner.dep", "1")[1]
+    (package / "train.py").write_text("import argparse\n")
+    assert check(own, "--anything", "1") == (0, ""), "a train.py with arguments of its own"
+    (package / "train.py").write_text("def broken(:\n")
+    assert check(own, "--anything", "1") == (0, ""), "training says that better"
+
+
+def launch(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(project / "launch" / "torchrun.sh"), *arguments]
+    return subprocess.run(
+        command, cwd="/", env=environment(**variables), capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_typo_starts_nothing_and_leaves_nothing(project: Path) -> None:
+    done = launch(project, "--train.setps", "3")
+    assert done.returncode == 78
+    assert (
+        done.stderr == "[launch] error: --train.setps is not a setting\n[launch]        did you mean --train.steps?\n"
+    )
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--train.steps", "3", "--help"]])
+def test_help_is_a_page(project: Path, arguments: list[str]) -> None:
+    done = launch(project, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) < 50, "a page"
+    assert max(map(len, lines)) <= 160
+    for needed in ("NPROC", "Exit codes:", "--train.  steps batch_size", "python -m demo.train --help"):
+        assert needed in done.stdout, needed
+    assert not (project / "runs").exists()
+
+
+def test_a_python_without_yaml_is_told_in_a_line(project: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "yaml.py"
+    blocked.write_text("raise ImportError('no yaml')\n")
+    done = launch(project, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 78, done.stderr
+    assert "has no PyYAML" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from cross_section import every
 from family_runs import FAMILIES, PROMISED
+from launch_helpers import environment
 
 pytest.importorskip("torch")
 Family = Callable[..., Path]
@@ -42,3 +44,83 @@ def test_files_stay_short(model: str, family: Family) -> None:
     }
     lengths.pop("train.py")  # it is read from top to bottom, and has what it needs for that
     assert max(lengths.values()) <= 200, lengths
+
+
+EXPORTED = """
+import yaml, safetensors.torch
+from pathlib import Path
+from digits.ddp.export import weights
+from digits.model import ModelSettings, build_model
+
+built = build_model(ModelSettings())
+network = built[0] if isinstance(built, tuple) else built
+tensors, tied = weights(network.state_dict())
+safetensors.torch.save_file(tensors, "weights.safetensors", metadata={"format": "pt", **tied})
+Path("settings.yaml").write_text(yaml.safe_dump({"model": ModelSettings().model_dump()}))
+print(sum(tensor.double().sum().item() for tensor in network.state_dict().values()))
+"""
+LOADED = """
+import sys, yaml, safetensors.torch
+from pathlib import Path
+from digits.model import ModelSettings, build_model
+
+{snippet}
+print(sum(tensor.double().sum().item() for tensor in network.state_dict().values()))
+assert not [name for name in sys.modules if name.startswith("digits.ddp")]
+"""
+
+
+@pytest.mark.parametrize("model", every(3, FAMILIES))
+def test_exported_weights_load_where_ddp_is_not(model: str, family: Family, tmp_path: Path) -> None:
+    """With the lines of the project's README."""
+    pytest.importorskip("safetensors")
+    readme = (family(model) / "README.md").read_text()
+    snippet = readme.split("### The weights alone")[1].split("```python\n")[1].split("```")[0]
+    saved = python(family(model) / "src", EXPORTED, tmp_path)
+    assert saved.returncode == 0, saved.stderr
+    bare = tmp_path / "src/digits"
+    shutil.copytree(family(model) / "src/digits", bare, ignore=shutil.ignore_patterns("ddp", "__pycache__"))
+    assert not (bare / "ddp").exists()
+    loaded = python(bare.parent, LOADED.format(snippet=snippet), tmp_path)
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout == saved.stdout, "other weights"
+
+
+# A value that does not fit the data or another value, and what is said of it: what is wrong, and what to do.
+MISFITS = {
+    "causal-lm": ("--model.width 60", "model.width = 60 is no multiple of 8, twice model.heads\n  -> positions"),
+    "classifier": ("--model.stages 5", "model.stages = 5 needs images of 16 pixels or more, not 8x8\n  -> lower"),
+    "diffusion": ("--model.levels 5", "model.levels = 5 needs sides that are multiples of 16, not 8x8\n  -> lower"),
+    "masked-lm": ("--model.heads 3", "model.width = 64 is no multiple of 6, twice model.heads\n  -> positions"),
+    "rectified-flow": ("--model.patch 3", "model.patch = 3 needs sides that are multiples of it, not 8x8\n  -> change"),
+    "retrieval": ("--model.levels 4", "model.levels = 4 needs sides that are multiples of 16, not 8x8\n  -> lower"),
+}
+LOADING = "from digits.config import Settings\nfrom digits.ddp import load\nload(Settings, strict_variables=False)"
+
+
+@pytest.mark.parametrize("model", every(3, list(MISFITS)))
+def test_a_model_that_does_not_fit_its_data_is_refused_with_the_settings(
+    model: str, family: Family, tmp_path: Path
+) -> None:
+    """Before the process does anything with the other ranks."""
+    arguments, message = MISFITS[model]
+    ended = python(family(model) / "src", LOADING, tmp_path, *arguments.split())
+    assert ended.returncode == 78, ended.stderr
+    assert f"error: {message}" in ended.stderr
+
+
+def test_a_default_that_does_not_fit_the_data_is_refused_like_a_value_that_is_given(
+    family: Family, tmp_path: Path
+) -> None:
+    """As after an edit of the constants in data.py: not a traceback, and another value can be given."""
+    code = f"from digits import data\ndata.IMAGE_SHAPE = (3, 9, 9)\n{LOADING}"
+    refused = python(family("diffusion") / "src", code, tmp_path)
+    assert (refused.returncode, refused.stdout) == (78, "")
+    assert "error: model.levels = 2 needs sides that are multiples of 2, not 9x9\n  -> lower model" in refused.stderr
+    assert python(family("diffusion") / "src", code, tmp_path, "--model.levels", "1").returncode == 0
+
+
+def python(source: Path, code: str, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    surroundings = environment(PYTHONPATH=str(source), PYTHONDONTWRITEBYTECODE="1")
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=where, env=surroundings, capture_output=True, text=True, check=False)

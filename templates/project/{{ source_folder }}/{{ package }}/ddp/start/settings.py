@@ -89,7 +89,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     try:
         return settings_class(**merged), origin
     except ValidationError as error:
-        raise ConfigError(_describe(error, origin), "run with --help to see every setting") from None
+        raise _refusal(error, origin) from None
 
 
 def effective(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -168,12 +168,15 @@ def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tup
             yield (*above, name)
 
 
-def _describe(error: ValidationError, origin: Mapping[str, str]) -> str:
-    lines = []
+def _refusal(error: ValidationError, origin: Mapping[str, str]) -> ConfigError:
+    """A line for each problem, then what to do: a validator's ValueError may say that in a second line of its own."""
+    problems, remedies = [], []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
-        where = f" (from {origin[name]})" if name in origin else ""
-        message = problem["msg"].removeprefix("Value error, ")
+        message, _, remedy = problem["msg"].removeprefix("Value error, ").partition("\n")
         message = "is not a known setting" if problem["type"] == "extra_forbidden" else message
-        lines.append(f"{name}{where}: {message}")
-    return "\n       ".join(lines)
+        where = f" (from {origin[name]})" if name in origin else ""
+        # A validator that has looked at a whole section names the setting itself. The name is empty for a default.
+        problems.append(message if not name or message.startswith(f"{name}.") else f"{name}{where}: {message}")
+        remedies.append(remedy or "run with --help to see every setting")
+    return ConfigError("\n       ".join(problems), "; ".join(dict.fromkeys(remedies)))

@@ -43,7 +43,7 @@ _NAMES = {
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
     "start.groups": "Job",
-    "start.settings": "RunSettings effective load",
+    "start.settings": "RunSettings effective load load_settings settings_table",
     "start.stop": "PreemptSettings",
     "trace.heartbeat": "phase progress step_done",
 }
@@ -76,6 +76,8 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .start.settings import RunSettings as RunSettings
     from .start.settings import effective as effective
     from .start.settings import load as load
+    from .start.settings import load_settings as load_settings
+    from .start.settings import settings_table as settings_table
     from .start.stop import PreemptSettings as PreemptSettings
     from .trace.heartbeat import phase as phase
     from .trace.heartbeat import progress as progress

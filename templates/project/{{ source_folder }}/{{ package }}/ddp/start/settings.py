@@ -46,7 +46,7 @@ class RunSettings(BaseModel, extra="forbid"):
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 
-def load(
+def load_settings(
     settings_class: type[S], argv: Sequence[str] | None = None, strict_variables: bool = True
 ) -> tuple[S, dict[str, str]]:
     """The validated settings, and who set each 'section.key': default, the file, the variable or the command line.
@@ -92,12 +92,16 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
         raise _refusal(error, origin) from None
 
 
-def effective(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Rows of (section.key, value, who set it), in the order of the classes."""
     return [
         (".".join(path), str(value), origin.get(".".join(path), "default"))
         for path, value in _leaves(settings.model_dump(mode="json"))
     ]
+
+
+# The names that train.py of older releases calls.
+load, effective = load_settings, settings_table
 
 
 def variable(settings_class: type[BaseSettings], path: Sequence[str]) -> str:

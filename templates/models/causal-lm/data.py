@@ -49,7 +49,8 @@ def windows(paragraphs: list[bytes], context: int) -> TensorDataset:
         from .ddp import ConfigError  # only where it is raised, as below: model.py needs this file, but not ddp/
 
         problem = f"a part of the text has {len(text)} bytes, and data.context = {context} needs one more than that"
-        raise ConfigError(problem, "give data.path more text, or change data.context or data.val_fraction")
+        remedy = "give data.path more text, or change data.context or data.val_fraction"
+        raise ConfigError(problem, remedy, "bad_settings")
     # A view: the text is in memory once.
     return TensorDataset(torch.frombuffer(text, dtype=torch.uint8).unfold(0, context + 1, context))
 
@@ -81,5 +82,5 @@ def read_paragraphs(path: str) -> list[bytes]:
         from .ddp import ConfigError
 
         problem = f"data.path = {path!r} has no .txt files with two different paragraphs in them"
-        raise ConfigError(problem, "name a directory of .txt files that every node can read")
+        raise ConfigError(problem, "name a directory of .txt files that every node can read", "bad_settings")
     return unique

@@ -103,5 +103,5 @@ def read_paragraphs(path: str) -> list[bytes]:
         from .ddp import ConfigError  # only where it is raised: model.py needs this file, but not ddp/
 
         problem = f"data.path = {path!r} has no .txt files with two different paragraphs in them"
-        raise ConfigError(problem, "name a directory of .txt files that every node can read")
+        raise ConfigError(problem, "name a directory of .txt files that every node can read", "bad_settings")
     return unique

@@ -59,7 +59,7 @@ def load_settings(
         return _load(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         say_last(f"error: {error}")
-        verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
+        verdict = Verdict(CONFIG, "bad_settings", str(error), phase="init", step=0)
         tell_torchrun(verdict)
         if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
             directory = Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id)

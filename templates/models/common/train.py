@@ -26,7 +26,7 @@ from torch import Tensor, nn
 {% if model == 'adversarial-diffusion' %}
 from torch.nn.parallel import DistributedDataParallel
 {% endif %}
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -47,6 +47,7 @@ from .ddp import (
     largest_batch,
     load_settings,
     make_loader,
+    moving_average,
     on_rank0,
     phase,
     polled,
@@ -149,7 +150,7 @@ def train(settings: Settings, run: Session) -> None:
 
 def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:
     """A copy of the network for the exponential moving average of its weights, or None if `decay` is 0."""
-    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+    return moving_average(network, decay) if decay else None
 
 
 def with_precision(settings: Settings, job: Job) -> Settings:

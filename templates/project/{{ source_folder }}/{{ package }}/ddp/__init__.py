@@ -14,6 +14,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
     saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)
     same/                   before step 1: are code, networks and buffers the same on all ranks
+    averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     meter                   time, throughput, waiting and memory, for the metric log
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 
 _NAMES = {
     "agree": "gather total",
+    "averages": "moving_average",
     "checkpoint": "CheckpointSettings Position",
     "clocks": "Clocks",
     "errors": "ConfigError NonFinite StopRequested",
@@ -51,6 +53,7 @@ _NAMES = {
 if TYPE_CHECKING:  # the same names, for mypy and editors
     from .agree import gather as gather
     from .agree import total as total
+    from .averages import moving_average as moving_average
     from .checkpoint import CheckpointSettings as CheckpointSettings
     from .checkpoint import Position as Position
     from .clocks import Clocks as Clocks

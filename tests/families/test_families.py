@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cross_section import every
-from family_runs import FAMILIES, PROMISED
+from family_runs import FAMILIES, PROMISED, ROOT, SHALLOW, SHORT, train
 from launch_helpers import environment
 
 pytest.importorskip("torch")
@@ -118,6 +118,46 @@ def test_a_default_that_does_not_fit_the_data_is_refused_like_a_value_that_is_gi
     assert (refused.returncode, refused.stdout) == (78, "")
     assert "error: model.levels = 2 needs sides that are multiples of 2, not 9x9\n  -> lower model" in refused.stderr
     assert python(family("diffusion") / "src", code, tmp_path, "--model.levels", "1").returncode == 0
+
+
+GROUPED = """
+import torch
+from digits.config import Settings
+from digits.data import build_datasets, identities
+from digits.ddp import load
+
+settings, _ = load(Settings, strict_variables=False)
+labels = build_datasets(settings.data)[0].tensors[1]
+order = identities(labels, 4)
+first, again, second = order(0, 3), order(0, 3), order(1, 3)
+assert torch.equal(first, again) and not torch.equal(first, second)
+assert len(first) == len(first.unique()) > 0.9 * len(labels), "no sample comes twice"
+groups = labels[first].view(-1, 4)
+assert (groups == groups[:, :1]).all()
+assert all(len(groups[start : start + 16].unique()) == 16 for start in range(0, 48, 16)), "a batch of 64"
+few = identities(torch.tensor([5, 5, 5, 6, 6]), 3)(0, 0)
+assert sorted(few.tolist()) == [0, 1, 2]
+"""
+
+
+@pytest.mark.slow
+def test_the_documented_order_has_groups_of_one_identity(family: Family, tmp_path: Path) -> None:
+    text = (ROOT / "docs/models.md").read_text().split("### Batches of identities")[1]
+    function, argument = [block.split("```")[0] for block in text.split("```python\n")[1:3]]
+    project = tmp_path / "project"
+    shutil.copytree(family("retrieval"), project)
+    data, loop = project / "src/digits/data.py", project / "src/digits/train.py"
+    imports = "from collections.abc import Callable\n\nimport torch\n"
+    data.write_text(data.read_text().replace("import torch\n", imports, 1) + f"\n\n{function}")
+    text = loop.read_text().replace("import build_datasets\n", "import build_datasets, identities\n")
+    loop.write_text(text.replace("        full=options.compile,", f"{argument}        full=options.compile,"))
+    tool(project, "ruff", "check", ".")
+    tool(project, "ruff", "format", "--check", ".")
+    grouped = python(project / "src", GROUPED, tmp_path)
+    assert grouped.returncode == 0, grouped.stderr
+    run = train(project, *SHORT, *SHALLOW["retrieval"])
+    assert run.code == 0, run.output
+    assert run.outcome["kind"] == "benign"
 
 
 def python(source: Path, code: str, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -120,6 +120,41 @@ def test_a_default_that_does_not_fit_the_data_is_refused_like_a_value_that_is_gi
     assert python(family("diffusion") / "src", code, tmp_path, "--model.levels", "1").returncode == 0
 
 
+UNTYPED = """
+import os, some_library
+class Thing( object ):
+    def __init__(self, size = 3): self.size : str = size
+    def grow(self, by): return self.size + by
+def make(x): return Thing(x).grow("a" + 1)
+"""
+USES = """
+from .vendor.things import Thing, make
+
+
+class Other(Thing):
+    def twice(self) -> int:
+        return 2 * int(make(Thing(4).grow(1)))
+"""
+
+
+@pytest.mark.slow
+def test_linters_leave_code_of_others_alone(family: Family, tmp_path: Path, mypy_cache: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(family("custom"), project)
+    for place in ("src/digits/vendor/things", "third_party/things", "src/third_party", "tests/vendor"):
+        (project / place).mkdir(parents=True)
+        (project / place / "core.py").write_text(UNTYPED)
+        (project / place / "__init__.py").write_text("from .core import Thing, make\n")
+    (project / "src/digits/uses.py").write_text(USES.lstrip())
+    commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy", "--cache-dir", str(mypy_cache)]]
+    for command in commands:
+        tool(project, *command)
+    (project / "src/digits/core.py").write_text(UNTYPED)
+    for command in commands:
+        with pytest.raises(AssertionError, match=r"core\.py"):
+            tool(project, *command)
+
+
 GROUPED = """
 import torch
 from digits.config import Settings

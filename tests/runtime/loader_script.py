@@ -1,6 +1,7 @@
 """Run by torchrun in test_loader.py: read with the loader of a rendered project and say what each rank has got.
 
 loader_script.py streams        one JSON object on rank 0: scenario -> what each rank has seen
+loader_script.py orders         the same
 loader_script.py fault          with DDP_FAULTS: the DataFailed of this process, its kind first
 """
 
@@ -145,6 +146,61 @@ def streams(job: Job) -> dict[str, Any]:
     return found
 
 
+def shuffled(epoch: int, seed: int, length: int = 20) -> torch.Tensor:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(100 * seed + epoch))
+
+
+def orders(job: Job) -> dict[str, Any]:
+    rank, found = job.rank, {}
+
+    def read(order: Any, epoch: int = 0, start: int = 0, data: Any = None, **options: Any) -> list[list[int]]:
+        made = make_loader(
+            data or range(20), job, options.pop("settings", settings), order=order, batch_size=3, **options
+        )
+        return [batch.tolist() for batch in batches(made, job, epoch, start)]
+
+    for count in (0, 2):
+        workers.room = lambda *_, count=count: [(count, "")]
+        settings = LoaderSettings(workers=count)
+        found[f"epoch 0, {count} workers"] = read(shuffled, seed=7)
+        found[f"epoch 1, {count} workers"] = read(shuffled, 1, seed=7)
+        found[f"resumed, {count} workers"] = read(shuffled, 1, 12, seed=7)
+        found[f"resumed from four ranks, {count} workers"] = read(shuffled, 1, 8, seed=7)
+    workers.room, settings = lambda *_: [(0, "")], LoaderSettings()
+    odd = [*range(15)]  # repeats nothing, leaves samples out, and does not divide by the ranks
+    found["pad"] = read(lambda epoch, seed: odd)
+    found["drop"] = read(lambda epoch, seed: odd, settings=LoaderSettings(uneven="drop"))
+    found["full"] = read(lambda epoch, seed: odd, full=True)
+
+    asked: list[int] = []
+
+    def longer(epoch: int, seed: int) -> list[int]:
+        """Of another length in each epoch."""
+        asked.append(epoch)
+        return [3] * (6 + 6 * epoch)
+
+    def run(steps: int, *at: int) -> list[Any]:
+        loader = make_loader(range(20), job, settings, order=longer, batch_size=3)
+        return [[counters["epoch"], counters["used"]] for counters, _ in islice(endless(loader, job, *at), steps)]
+
+    found["endless"], found["asked"] = run(7, 0, 0), asked[:]
+    found["goes on"] = run(4, *found["endless"][2])
+    for name, order, options in (
+        ("another order", lambda epoch, seed: [*range(12 + epoch)][:: 1 - 2 * rank], {}),
+        ("a float", lambda epoch, seed: [0.5] * 12, {}),
+        ("too high", lambda epoch, seed: [*range(11), 19 + rank], {}),
+        ("negative", lambda epoch, seed: [*range(11), -1], {}),
+        ("too short", lambda epoch, seed: range(5), {}),
+        ("evaluation", shuffled, {"train": False}),
+        ("a stream", shuffled, {"data": Numbers(26)}),
+    ):
+        try:
+            read(order, **options)
+        except ConfigError as error:
+            found[name] = [error.kind, str(error)]
+    return found
+
+
 def fault(job: Job) -> None:
     workers.room = lambda *_: [(2, "")]
     settings = LoaderSettings(workers=2, start_method=os.environ["START_METHOD"])
@@ -166,7 +222,7 @@ if __name__ == "__main__":
     here = join()
     if sys.argv[1] == "fault":
         fault(here)
-    everything = gather(here, streams(here))
+    everything = gather(here, orders(here) if sys.argv[1] == "orders" else streams(here))
     if here.rank == 0:
         print(json.dumps({name: [one.get(name) for one in everything] for name in everything[0]}), flush=True)
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).with_name("loader_script.py")
 
 
@@ -110,6 +110,76 @@ def test_what_cannot_work_is_refused_on_all_ranks(read: dict[str, list[Any]], na
     assert {kind for kind, _ in read[name]} <= {"uneven_inputs"}
     assert all(re.search(says, text) for _, text in read[name]), read[name]
     assert len(read[name]) == 3
+
+
+@pytest.fixture(scope="module")
+def ordered(project: Path) -> dict[str, list[Any]]:
+    """Scenario -> what each of two ranks has seen with an order of the project's own."""
+    output = torchrun(project, "orders", ranks=2, LOADER_S="60")
+    return dict(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
+
+
+def together(ranks: list[list[list[int]]]) -> list[int]:
+    """What all ranks have read, global batch by global batch, those of rank 0 first in each."""
+    return [sample for step in zip(*ranks, strict=True) for batch in step for sample in batch]
+
+
+def the_order(epoch: int) -> list[int]:
+    return list(torch.randperm(20, generator=torch.Generator().manual_seed(700 + epoch)).tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_ranks_together_read_the_order_that_is_given(ordered: dict[str, list[Any]], workers: int) -> None:
+    for epoch in range(2):
+        seen = ordered[f"epoch {epoch}, {workers} workers"]
+        assert [len(batch) for batch in seen[0]] == [3, 3, 3, 1]
+        assert together(seen) == the_order(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_order_goes_on_at_the_sample_where_it_was(ordered: dict[str, list[Any]], workers: int) -> None:
+    for rank, batches in enumerate(ordered[f"resumed, {workers} workers"]):
+        assert batches == ordered[f"epoch 1, {workers} workers"][rank][2:]
+    assert together(ordered[f"resumed from four ranks, {workers} workers"]) == the_order(1)[8:]
+
+
+def test_an_order_that_does_not_divide_by_the_ranks(ordered: dict[str, list[Any]]) -> None:
+    assert together(ordered["pad"]) == [*range(15), 0]
+    assert together(ordered["drop"]) == [*range(14)]
+    assert together(ordered["full"]) == [*range(12)]
+
+
+def test_each_epoch_may_have_another_length_and_is_asked_for_once(ordered: dict[str, list[Any]]) -> None:
+    (counters, same), (asked, _) = ordered["endless"], ordered["asked"]
+    assert counters == same == [[0, 6], [1, 6], [1, 12], [2, 6], [2, 12], [2, 18], [3, 6]]
+    assert asked == [0, 1, 2, 3]
+    assert ordered["goes on"] == [counters[3:]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        (
+            "another order",
+            "ranks_differ",
+            r"rank 0 \(n1\) has 12 samples, 0 1 2 .*rank 1 \(n1\) has 12 samples, 11 10 9",
+        ),
+        ("a float", "launcher_misconfig", r"order of epoch 0 on rank 0 \(n1\) is torch\.float32 \[12\]"),
+        ("too high", "launcher_misconfig", r"on rank 1 \(n1\) has the index 20, and there are 20 samples"),
+        ("negative", "launcher_misconfig", r"on rank 0 \(n1\) has the index -1"),
+        ("too short", "launcher_misconfig", r"has 5 samples, and one step of all ranks takes 6"),
+        ("evaluation", "launcher_misconfig", r"make_loader has an order for evaluation"),
+        ("a stream", "launcher_misconfig", r"make_loader has an order for a stream"),
+    ],
+)
+def test_an_order_that_cannot_be_read_is_refused_on_all_ranks(
+    ordered: dict[str, list[Any]], name: str, kind: str, says: str
+) -> None:
+    assert len(ordered[name]) == 2
+    for found, text in ordered[name]:
+        assert found == kind
+        assert re.search(says, text), text
+        assert "\n  -> " in text
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_wrong_configuration_is_not_requeued(train: Callable[..., Any]) -> Non
     result = train(["--clocks.stall_s", "100000"]).wait()
     assert (result.state, result.exit_code, result.restarts) == ("FAILED", 78, 0), everything(result)
     assert "clocks.stall_s (100000) must be below clocks.collective_s (40)" in result.output, everything(result)
-    assert ends(result.run_dir) == [(0, "config", "launcher_misconfig")], everything(result)
+    assert ends(result.run_dir) == [(0, "config", "bad_settings")], everything(result)
 
 
 def test_without_srun_a_process_trains_alone(submit: Submit, real_project: Path) -> None:

@@ -31,7 +31,7 @@ class Learner:
         objects |= {"scaler": self.scaler} if self.scaler.is_enabled() else {}
         return objects
 
-    def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         parts = list(batches)  # both halves of the step see the same samples
         set_learning_rate(self.d_optimizer, self.d_rates, self.settings, step)

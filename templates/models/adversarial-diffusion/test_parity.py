@@ -19,7 +19,7 @@ from turns import Path, Turns, batches_of, job_of
 from {{ package }}.config import Settings
 from {{ package }}.data import build_datasets
 from {{ package }}.ddp.rng import seed_generators
-from {{ package }}.ddp.start.settings import load
+from {{ package }}.ddp.start.settings import load_settings
 from {{ package }}.train import Batch, Learner, Loss, set_learning_rate
 
 STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps", "2", "--train.precision", "fp32"]
@@ -43,7 +43,7 @@ def one_process(
 
     Without DDP. Nothing is frozen here: each half of a step computes all gradients and uses its own.
     """
-    settings, _ = load(Settings, arguments, strict_variables=False)
+    settings, _ = load_settings(Settings, arguments, strict_variables=False)
     seed_generators(settings.run.seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("{{ package }}.train.wrap", Unwrapped)
@@ -89,7 +89,7 @@ def one_process(
 
 def batch_size(ranks: int, batches: int) -> int:
     """Of the settings; or up to five times that, if then an epoch, and with it a smaller batch, ends within a step."""
-    settings, _ = load(Settings, [*QUICK, *STEPS], strict_variables=False)
+    settings, _ = load_settings(Settings, [*QUICK, *STEPS], strict_variables=False)
     share, usual = len(build_datasets(settings.data)[0]) / ranks, settings.train.batch_size
     enough = round(share / (batches - 2.5))
     return enough if usual < enough <= 5 * usual else usual

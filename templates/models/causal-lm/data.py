@@ -17,8 +17,6 @@ import torch
 from pydantic import BaseModel, Field
 from torch.utils.data import TensorDataset
 
-from .ddp import ConfigError
-
 BYTES = 256  # the vocabulary
 BLANK_LINE = b"\n\n"
 
@@ -48,8 +46,11 @@ def windows(paragraphs: list[bytes], context: int) -> TensorDataset:
     """Return the windows of the paragraphs, packed one after the other; a rest that fills no window is left out."""
     text = bytearray(BLANK_LINE.join(paragraphs))
     if len(text) <= context:
+        from .ddp import ConfigError  # only where it is raised, as below: model.py needs this file, but not ddp/
+
         problem = f"a part of the text has {len(text)} bytes, and data.context = {context} needs one more than that"
-        raise ConfigError(problem, "give data.path more text, or change data.context or data.val_fraction")
+        remedy = "give data.path more text, or change data.context or data.val_fraction"
+        raise ConfigError(problem, remedy, "bad_settings")
     # A view: the text is in memory once.
     return TensorDataset(torch.frombuffer(text, dtype=torch.uint8).unfold(0, context + 1, context))
 
@@ -78,6 +79,8 @@ def read_paragraphs(path: str) -> list[bytes]:
     paragraphs = [part.strip(b"\n") for part in re.split(rb"\n\s*\n", text) if part.strip()]
     unique = list(dict.fromkeys(paragraphs))
     if len(unique) < 2:
+        from .ddp import ConfigError
+
         problem = f"data.path = {path!r} has no .txt files with two different paragraphs in them"
-        raise ConfigError(problem, "name a directory of .txt files that every node can read")
+        raise ConfigError(problem, "name a directory of .txt files that every node can read", "bad_settings")
     return unique

@@ -12,34 +12,34 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import BYTES
-from .ddp import ConfigError
 
 
 class ModelSettings(BaseModel, extra="forbid"):
-    """The size of the network."""
+    """The size of the network. The heads must be able to share the features in pairs."""
 
     width: int = Field(default=64, ge=2, description="features of a byte; a multiple of twice the heads")
     heads: int = Field(default=4, ge=1, description="of attention, each with its share of the features")
     layers: int = Field(default=2, ge=1)
     checkpointing: bool = Field(default=False, description="compute activations twice instead of keeping them")
 
+    @model_validator(mode="after")
+    def _fits(self) -> "ModelSettings":
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"model.width = {self.width} is no multiple of {2 * self.heads}, twice model.heads\n"
+                "positions rotate pairs of features: choose another width or other heads"
+            )
+        return self
+
 
 def build_model(settings: ModelSettings) -> nn.Module:
-    """Return the network, initialised from the default generator.
-
-    Raises ConfigError if the heads cannot share the features in pairs.
-    """
-    if settings.width % (2 * settings.heads):
-        raise ConfigError(
-            f"model.width = {settings.width} is no multiple of {2 * settings.heads}, twice model.heads",
-            "positions rotate pairs of features: choose another width or other heads",
-        )
+    """Return the network, initialised from the default generator."""
     return Transformer(settings)
 
 

@@ -126,8 +126,8 @@ def test_an_untrained_model_knows_nothing_and_training_on_one_batch_halves_the_l
 
 
 def test_heads_that_do_not_share_the_width_in_pairs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.width = 60 .*\n.*choose another width"):
-        build_model(ModelSettings(width=60, heads=4))
+    with pytest.raises(ValueError, match=r"model\.width = 60 .*\n.*choose another width"):
+        ModelSettings(width=60, heads=4)
 
 
 def validate(model: nn.Module, dataset: Dataset[tuple[Tensor, ...]], batch_size: int) -> Tensor:

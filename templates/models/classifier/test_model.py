@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from {{ package }}.data import IMAGE_SHAPE, NAMES, DataSettings, build_datasets
-from {{ package }}.ddp.errors import ConfigError
 from {{ package }}.evaluate import add_up
 from {{ package }}.model import ModelSettings, build_model, shifted, training_loss
 from {{ package }}.sample import BLUE, CELL, MARGIN, RED, SampleSettings, confusion, draw, picture, save
@@ -115,8 +114,8 @@ def test_training_on_one_batch_halves_the_loss() -> None:
 
 
 def test_stages_that_do_not_fit_the_image_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.stages = 5 .*\n.*lower model\.stages"):
-        build_model(ModelSettings(stages=5))
+    with pytest.raises(ValueError, match=r"model\.stages = 5 .*\n.*lower model\.stages"):
+        ModelSettings(stages=5)
 
 
 def validate(model: nn.Module, dataset: Dataset[tuple[Tensor, ...]], batch_size: int) -> list[float]:

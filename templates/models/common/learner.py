@@ -24,7 +24,7 @@ class Learner:
         objects |= {"scaler": self.scaler} if self.scaler.is_enabled() else {}
         return objects
 
-    def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         options, job = self.settings.train, self.job
         set_learning_rate(self.optimizer, self.rates, self.settings, step)

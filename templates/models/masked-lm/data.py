@@ -22,8 +22,6 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .ddp import ConfigError
-
 BYTES = 256  # the vocabulary; beyond it stand two tokens that no text contains
 PAD, MASK = BYTES, BYTES + 1
 MULTIPLE = 16  # lengths of batches are multiples of it: few shapes for the compiler and the memory allocator
@@ -102,6 +100,8 @@ def read_paragraphs(path: str) -> list[bytes]:
     paragraphs = [part.strip(b"\n") for part in re.split(rb"\n\s*\n", text) if part.strip()]
     unique = list(dict.fromkeys(paragraphs))
     if len(unique) < 2:
+        from .ddp import ConfigError  # only where it is raised: model.py needs this file, but not ddp/
+
         problem = f"data.path = {path!r} has no .txt files with two different paragraphs in them"
-        raise ConfigError(problem, "name a directory of .txt files that every node can read")
+        raise ConfigError(problem, "name a directory of .txt files that every node can read", "bad_settings")
     return unique

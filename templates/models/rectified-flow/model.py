@@ -13,19 +13,18 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
-from .ddp import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 
 
 class ModelSettings(BaseModel, extra="forbid"):
-    """The size of the network."""
+    """The size of the network. Patches fill the images of `data.py`, and heads share the width evenly."""
 
     patch: int = Field(default=2, ge=1, description="side of a patch in pixels; the patches are the tokens")
     width: int = Field(default=64, ge=2, multiple_of=2, description="features of a token")
@@ -33,22 +32,23 @@ class ModelSettings(BaseModel, extra="forbid"):
     heads: int = Field(default=4, ge=1, description="attention heads, which share the width")
     checkpointing: bool = Field(default=False, description="compute activations twice instead of keeping them")
 
+    @model_validator(mode="after")
+    def _fits(self) -> "ModelSettings":
+        _, height, width = IMAGE_SHAPE
+        if height % self.patch or width % self.patch:
+            raise ValueError(
+                f"model.patch = {self.patch} needs sides that are multiples of it, not {height}x{width}\n"
+                "change model.patch, or pad the images in data.py"
+            )
+        if self.width % self.heads:
+            raise ValueError(
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}\nchange one of them"
+            )
+        return self
+
 
 def build_model(settings: ModelSettings) -> nn.Module:
-    """Return the network for the images and classes of `data.py`, initialised from the default generator.
-
-    Raises ConfigError if the patches do not fill the image, or the heads do not share the width evenly.
-    """
-    _, height, width = IMAGE_SHAPE
-    if height % settings.patch or width % settings.patch:
-        raise ConfigError(
-            f"model.patch = {settings.patch} needs sides that are multiples of it, not {height}x{width}",
-            "change model.patch, or pad the images in data.py",
-        )
-    if settings.width % settings.heads:
-        raise ConfigError(
-            f"model.width = {settings.width} is not a multiple of model.heads = {settings.heads}", "change one of them"
-        )
+    """Return the network for the images and classes of `data.py`, initialised from the default generator."""
     return PatchTransformer(settings, IMAGE_SHAPE, CLASSES)
 
 

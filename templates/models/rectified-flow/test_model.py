@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from {{ package }}.data import CLASSES, IMAGE_SHAPE, DataSettings, build_datasets
-from {{ package }}.ddp.errors import ConfigError
 from {{ package }}.evaluate import EvalSettings, add_up
 from {{ package }}.model import NO_LABEL, ModelSettings, build_model, training_loss, velocity_error
 from {{ package }}.sample import SampleSettings, sample, save_grid
@@ -142,8 +141,8 @@ def test_training_on_one_batch_halves_the_loss() -> None:
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_model(ModelSettings.model_validate(settings))
+    with pytest.raises(ValueError, match=message):
+        ModelSettings.model_validate(settings)
 
 
 def validate(model: nn.Module, dataset: Dataset[tuple[Tensor, ...]], batch_size: int) -> Tensor:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from {{ package }}.data import CLASSES, IMAGE_SHAPE, DataSettings, build_datasets
-from {{ package }}.ddp.errors import ConfigError
+from {{ package }}.ddp.trace.heartbeat import phase, snapshot
+from {{ package }}.ddp.watch.whereabouts import waits
 from {{ package }}.evaluate import embed
 from {{ package }}.model import ModelSettings, build_model, contrastive_loss, training_loss, unit_features
 from {{ package }}.sample import GREEN, RED, SampleSettings, draw, save_rows, search
@@ -89,6 +91,24 @@ def test_a_batch_without_partners_has_a_finite_gradient() -> None:
         assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+def test_a_rank_that_gathers_the_features_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the forward, where a rank that stands still would be to blame."""
+    waiting, all_gather = [], dist.all_gather
+
+    def gathered(rows: list[Tensor], own: Tensor) -> None:
+        waiting.append(waits(snapshot(0, "n1")))
+        all_gather(rows, own)
+
+    monkeypatch.setattr(dist, "all_gather", gathered)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with phase("forward"):
+            training_loss(new_model(), some_batch(4))
+    finally:
+        dist.destroy_process_group()
+    assert waiting == [True, True]
+
+
 def test_features_are_compared_in_float32_whatever_autocast_says() -> None:
     batch, plain = some_batch(16), nn.Flatten()
     with torch.autocast("cpu", torch.bfloat16):
@@ -111,8 +131,8 @@ def test_training_on_one_batch_lowers_the_loss() -> None:
 
 
 def test_levels_that_do_not_fit_the_image_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.levels = 4 .*\n.*lower model\.levels"):
-        build_model(ModelSettings(levels=4))
+    with pytest.raises(ValueError, match=r"model\.levels = 4 .*\n.*lower model\.levels"):
+        ModelSettings(levels=4)
 
 
 def test_embedding_restores_the_mode_even_when_stopped() -> None:

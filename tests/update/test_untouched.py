@@ -118,7 +118,7 @@ def both(template: Path, project: Path, scratch: Path, only: str = "") -> tuple[
     return trees[0], trees[1], taken[: -len(steps)]
 
 
-def test_a_release(tmp_path):
+def test_an_untouched_project(tmp_path):
     release(tmp_path / "template", "1.0.0", FIRST)
     project = made(tmp_path / "template", tmp_path / "demo")
     release(tmp_path / "template", "2.0.0", SECOND)
@@ -154,10 +154,9 @@ def test_answers_files_that_make_the_same_files(tmp_path):
         # What an ignore list matches is not in copier's copies. (Without the suffix, the template would be without it.)
         ({"project/.gitignore.jinja": "fixed.py\n"}, {"project/.gitignore.jinja": None}),
         ({}, {"copier.yml": QUESTIONS.replace(MINE, "")}),  # the user's once, now the release's again
-        ({"copier.yml": QUESTIONS.replace(MINE, MINE.replace("update", "copy"))}, {}),  # taken for removed by the user
         ({"project/tags/one.py": "one = 1\n"}, {"project/tags/one.py": None}),  # a name that filecmp passes over
     ],
-    ids=["ignored", "brought again", "in updates only", "not compared"],
+    ids=["ignored", "brought again", "not compared"],
 )
 def test_where_an_update_is_more_than_a_rendering(tmp_path, first, second):
     release(tmp_path / "template", "1.0.0", {**FIRST, **first})
@@ -166,6 +165,18 @@ def test_where_an_update_is_more_than_a_rendering(tmp_path, first, second):
     together, by_copier, taken = both(tmp_path / "template", project, tmp_path)
     assert together == by_copier
     assert taken == [".copier-answers.yml"]
+
+
+def test_files_that_only_updates_bring(tmp_path):
+    """Copier takes those of the old release for removed by the user, and brings those that are new."""
+    questions = {"copier.yml": QUESTIONS.replace(MINE, MINE.replace("update", "copy"))}
+    release(tmp_path / "template", "1.0.0", {**FIRST, **questions})
+    project = made(tmp_path / "template", tmp_path / "demo")
+    release(tmp_path / "template", "2.0.0", {**SECOND, "project/configs/new.yaml": "new: true\n"})
+    together, by_copier, taken = both(tmp_path / "template", project, tmp_path)
+    assert together == by_copier
+    assert taken == []
+    assert git(tmp_path / "copy", "ls-files", "configs").split() == ["configs/new.yaml"]
 
 
 def test_what_belongs_to_the_user_from_the_new_release_on(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ class Reach(NamedTuple):
     """How the patterns of two releases bear on a path of the project when copier updates from one to the other."""
 
     left_alone: Callable[[str], bool]  # the old release's, and the new one's: neither changed nor removed
-    only_updates: Callable[[str], bool]  # left out when a project is made, but not when it is updated
+    only_updates: Callable[[str], bool]  # left out by the old release when it makes a project, not when it updates one
     kept: Callable[[str], bool]  # `_skip_if_exists` of the new release
+    excluded: Sequence[str]  # patterns of the new release that the old one is rendered with, too
 
 
 class CopierRefused(Exception):
@@ -43,6 +44,7 @@ def copy(
     ask: bool = False,
     render: bool = True,
     for_update: bool = False,
+    exclude: Sequence[str] = (),
     answers_file: str | None = None,
 ) -> Answered:
     """Answer the questions, and render into `destination`; with `render=False` nothing is written.
@@ -63,7 +65,7 @@ def copy(
             settings=copier_settings(),
             vcs_ref=template.ref,
             defaults=not ask,
-            exclude=NOT_RENDERED if render else NOTHING_RENDERED,
+            exclude=(*exclude, *NOT_RENDERED) if render else NOTHING_RENDERED,
             quiet=True,
             unsafe=False,
         )
@@ -83,12 +85,12 @@ def reach(template: Template, old: Answered, new: Answered) -> Reach | None:
             if any(worker.template.config_data.get(name) for worker in (was, now) for name in more):
                 return None
             made = was.match_exclude
-            # An update leaves out of both what the new release excludes.
-            was.exclude = (*now.template.exclude, *NOT_RENDERED)
+            excluded = now.template.exclude
+            was.exclude = (*excluded, *NOT_RENDERED)
             for cached in ("all_exclusions", "match_exclude"):
                 vars(was).pop(cached, None)
             updated = was.match_exclude
-            return Reach(updated, lambda path: made(path) and not updated(path), now.match_skip)
+            return Reach(updated, lambda path: made(path) and not updated(path), now.match_skip, excluded)
         except AttributeError:
             return None
 

@@ -9,6 +9,7 @@ that might be something else does copier update.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from filecmp import DEFAULT_IGNORES
@@ -35,6 +36,7 @@ class Made:
 class Part:
     """What one answers file made."""
 
+    release: Template
     answered: Answered
     files: frozenset[str]
 
@@ -44,16 +46,16 @@ def as_made(project: Path, repository: Path, recorded: Sequence[Recorded], templ
     parts = {}
     for number, each in enumerate(recorded):
         folder = scratch / "made" / each.name if number else repository
-        words = (replace(template, ref=each.commit), _values(project / each.name), each.name)
+        release, data = replace(template, ref=each.commit), _values(project / each.name)
         with explained(each.name, each.commit):
-            answered = _render(*words, folder)
+            answered = copy(release, folder, data, {}, answers_file=each.name)
             files = _files(folder)
             if number and any(os.path.lexists(repository / path) for path in files):
-                _render(*words, repository)
+                copy(release, repository, data, {}, answers_file=each.name)
                 continue
         if number:
             _move(files, folder, repository)
-        parts[each.name] = Part(answered, files)
+        parts[each.name] = Part(release, answered, files)
     return Made(repository, commit(repository, "as made"), parts)
 
 
@@ -73,29 +75,40 @@ def _put_together(made: Made, step: Step, template: Template) -> bool:
     part = made.parts.get(step.answers_file)
     if part is None or step.rendered is None:
         return False
+    now, new = _files(made.repository), _files(step.rendered.folder)
     try:
         patterns = reach(template, part.answered, step.rendered.answered)
+        if patterns is None:
+            return False
+        old = frozenset(path for path in part.files if not patterns.left_alone(path))
+        if any(map(patterns.only_updates, new - now)):
+            old = _rendered_again(made, step, part, patterns)
     except CopierRefused:  # the update will say so
         return False
-    if patterns is None or _ignored(made.repository):
+    # What the old release would have rendered, copier takes for removed by the user, and leaves that so.
+    new -= {path for path in old - now if not patterns.kept(path)}
+    if not _only_rendered(now, old & now, new, patterns) or _ignored(made.repository):
         return False
-    folder = step.rendered.folder
-    now, new = _files(made.repository), _files(folder)
-    old = frozenset(path for path in part.files if not patterns.left_alone(path))
-    if not _only_rendered(now, old, new, patterns):
-        return False
-    for path in old - new:
+    for path in old & now - new:
         (made.repository / path).unlink()
-    _move([path for path in new if not (path in now and patterns.kept(path))], folder, made.repository)
+    came = [path for path in new if not (path in now and patterns.kept(path))]
+    _move(came, step.rendered.folder, made.repository)
     return True
+
+
+def _rendered_again(made: Made, step: Step, part: Part, patterns: Reach) -> frozenset[str]:
+    """Return the files of the old release as copier renders it in an update."""
+    with tempfile.TemporaryDirectory(dir=made.repository.parent) as name:
+        data = _values(made.repository / step.answers_file)
+        folder = Path(name)
+        copy(part.release, folder, data, {}, for_update=True, exclude=patterns.excluded, answers_file=step.answers_file)
+        return _files(folder)
 
 
 def _only_rendered(now: frozenset[str], old: frozenset[str], new: frozenset[str], patterns: Reach) -> bool:
     """Tell whether copier would only replace `old` by `new` files in the project, which has these files `now`."""
     if any(path not in old and not patterns.kept(path) for path in new & now):
         return False  # it would take such a file for added by the user
-    if not old <= now or any(patterns.only_updates(path) for path in new - now):
-        return False  # it would take such a file for removed by the user
     if _folders(new) & now or _folders(now) & new:
         return False  # a file where a folder was, or a folder where a file was
     return not any({*DEFAULT_IGNORES} & {*PurePosixPath(path).parts} for path in old - new)  # it would leave these
@@ -104,10 +117,6 @@ def _only_rendered(now: frozenset[str], old: frozenset[str], new: frozenset[str]
 def _ignored(repository: Path) -> bool:
     """Tell whether an ignore list of the project matches its own files: copier's copies of it are without those."""
     return bool(git("ls-files", "--cached", "--ignored", "--exclude-standard", "-z", cwd=repository))
-
-
-def _render(template: Template, data: Mapping[str, Any], answers_file: str, folder: Path) -> Answered:
-    return copy(template, folder, data, {}, answers_file=answers_file)
 
 
 def _values(answers_file: Path) -> dict[str, Any]:

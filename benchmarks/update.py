@@ -2,8 +2,9 @@
 
     python benchmarks/update.py [--runs 5] [--json FILE]
 
-A project of the oldest release is brought to the newest, from the same repository. Times are medians of wall time
-over the runs, taken in turn within one session, so the ratio holds even where the machine is slow. Needs the package
+A project of the oldest release is brought to the newest, and one of the release before that, from the same repository.
+Times are medians of wall time over the runs, taken in turn within one session, so the ratio holds even where the
+machine is slow. Needs the package
 installed with its test dependencies, and runs from a git checkout.
 """
 
@@ -41,38 +42,44 @@ def run(command: list[str], cwd: Path, environment: dict[str, str]) -> float:
     return elapsed
 
 
-def measure(runs: int) -> dict[str, list[float]]:
-    """Return the wall times of both, in seconds."""
-    oldest, newest = history.versions()[0], history.versions()[-1]
-    times: dict[str, list[float]] = {"copier update": [], "ddp-scaffold update": []}
+def measure(runs: int) -> dict[str, dict[str, list[float]]]:
+    """Return the wall times of both, in seconds, by the release that the project is of."""
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-benchmark-") as name:
-        directory = Path(name)
-        history.unpack(directory / "history.git")
-        plain = {**os.environ, "COPIER_CACHE_DIR": str(directory / "cache")}
-        identity = {f"GIT_{role}_{key}": "benchmark" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
-        plain |= identity | {"PYTHONPATH": str(ROOT / "scaffold"), "GIT_CONFIG_COUNT": "1"}
-        redirected = plain | {
-            "GIT_CONFIG_KEY_0": f"url.{directory / 'history.git'}.insteadOf",
-            "GIT_CONFIG_VALUE_0": URL,
-        }
-        plain.pop("GIT_CONFIG_COUNT")
-        copier = [sys.executable, "-m", "copier"]
-        copy = ["copy", "--quiet", "--defaults", "--vcs-ref", f"v{oldest}", "--data", "project_name=demo"]
-        run([*copier, *copy, URL, "demo"], directory, redirected)
-        for words in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "begin"]):
-            run(["git", *words], directory / "demo", plain)
-        update = ["update", "--quiet", "--defaults", "--vcs-ref", f"v{newest}"]
-        for number in range(runs + 1):  # the first fills plain copier's mirror, and does not count
-            for label, command, environment in (
-                ("copier update", [*copier, *update], redirected),
-                ("ddp-scaffold update", [sys.executable, "-m", "ddp_scaffold", "update"], plain),
-            ):
-                project = directory / f"{label.split()[0]}-{number}"
-                shutil.copytree(directory / "demo", project)
-                run(["git", "status"], project, plain)
-                took = run(command, project, environment)
-                if number:
-                    times[label].append(took)
+        history.unpack(Path(name, "history.git"))
+        starts = sorted({history.versions()[0], history.versions()[-2]})  # of two releases in all, one start
+        return {start: measure_from(start, runs, Path(name)) for start in starts}
+
+
+def measure_from(start: str, runs: int, base: Path) -> dict[str, list[float]]:
+    """Return the wall times of both for a project of the release `start`, in seconds."""
+    times: dict[str, list[float]] = {"copier update": [], "ddp-scaffold update": []}
+    directory = base / start
+    directory.mkdir()
+    plain = {**os.environ, "COPIER_CACHE_DIR": str(directory / "cache")}
+    identity = {f"GIT_{role}_{key}": "benchmark" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    plain |= identity | {"PYTHONPATH": str(ROOT / "scaffold"), "GIT_CONFIG_COUNT": "1"}
+    redirected = plain | {
+        "GIT_CONFIG_KEY_0": f"url.{base / 'history.git'}.insteadOf",
+        "GIT_CONFIG_VALUE_0": URL,
+    }
+    plain.pop("GIT_CONFIG_COUNT")
+    copier = [sys.executable, "-m", "copier"]
+    copy = ["copy", "--quiet", "--defaults", "--vcs-ref", f"v{start}", "--data", "project_name=demo"]
+    run([*copier, *copy, URL, "demo"], directory, redirected)
+    for words in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "begin"]):
+        run(["git", *words], directory / "demo", plain)
+    update = ["update", "--quiet", "--defaults", "--vcs-ref", f"v{history.versions()[-1]}"]
+    for number in range(runs + 1):  # the first fills plain copier's mirror, and does not count
+        for label, command, environment in (
+            ("copier update", [*copier, *update], redirected),
+            ("ddp-scaffold update", [sys.executable, "-m", "ddp_scaffold", "update"], plain),
+        ):
+            project = directory / f"{label.split()[0]}-{number}"
+            shutil.copytree(directory / "demo", project)
+            run(["git", "status"], project, plain)
+            took = run(command, project, environment)
+            if number:
+                times[label].append(took)
     return times
 
 
@@ -90,17 +97,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    times = {label: statistics.median(values) for label, values in measure(options.runs).items()}
-    ratio = times["ddp-scaffold update"] / times["copier update"]
+    seconds = {
+        start: {label: statistics.median(values) for label, values in times.items()}
+        for start, times in measure(options.runs).items()
+    }
+    ratios = {start: times["ddp-scaffold update"] / times["copier update"] for start, times in seconds.items()}
     size = wheel_mb()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
-    print(f"from {history.versions()[0]} to {history.versions()[-1]}, medians of {options.runs} runs")
-    for label, seconds in times.items():
-        print(f"  {label:<20} {seconds:6.2f} s")
-    print(f"  ratio                {ratio:6.2f}   (at most {RATIO})")
-    print(f"  wheel                {size:6.2f} MB (below {WHEEL_MB})")
+    for start, times in seconds.items():
+        print(f"from {start} to {history.versions()[-1]}, medians of {options.runs} runs")
+        for label, median in times.items():
+            print(f"  {label:<20} {median:6.2f} s")
+        print(f"  ratio                {ratios[start]:6.2f}   (at most {RATIO})")
+    print(f"wheel                  {size:6.2f} MB (below {WHEEL_MB})")
     if options.json:
-        found = {"seconds": times, "ratio": ratio, "wheel_mb": size, "releases": history.versions()}
+        found = {"seconds": seconds, "ratio": ratios, "wheel_mb": size, "releases": history.versions()}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -12,6 +12,8 @@ from update_helpers import NOW, change, commit, git
 
 # The cross-section for `make test`; the others are for `make test-update` and `make test-all`.
 QUICK = {
+    "test_an_untouched_project",
+    "test_copier_has_what_this_needs",
     "test_edits_survive",
     "test_both_sides_changed_the_same_lines",
     "test_an_edit_goes_along",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,16 @@ class Answered(NamedTuple):
 
     facts: Mapping[str, Any]  # the answers, and all that follows from them (computed answers)
     hidden: Set[str]  # questions that were not asked
+    worker: Any  # copier's, with the patterns of the template
+
+
+class Reach(NamedTuple):
+    """How the patterns of two releases bear on a path of the project when copier updates from one to the other."""
+
+    left_alone: Callable[[str], bool]  # the old release's, and the new one's: neither changed nor removed
+    only_updates: Callable[[str], bool]  # left out by the old release when it makes a project, not when it updates one
+    kept: Callable[[str], bool]  # `_skip_if_exists` of the new release
+    excluded: Sequence[str]  # patterns of the new release that the old one is rendered with, too
 
 
 class CopierRefused(Exception):
@@ -33,16 +43,19 @@ def copy(
     *,
     ask: bool = False,
     render: bool = True,
+    for_update: bool = False,
+    exclude: Sequence[str] = (),
     answers_file: str | None = None,
 ) -> Answered:
     """Answer the questions, and render into `destination`; with `render=False` nothing is written.
 
-    Raises CopierRefused, and ScaffoldError if copier or git cannot do their work.
+    With `for_update` it is what an update renders, without the files that only a new project gets. Raises
+    CopierRefused, and ScaffoldError if copier or git cannot do their work.
     """
     import copier
 
     require_harmless(template)
-    with _in_our_words(template):
+    with _in_our_words(template), _for_update() if for_update else nullcontext():
         worker = copier.run_copy(
             template.source,
             destination,
@@ -52,11 +65,51 @@ def copy(
             settings=copier_settings(),
             vcs_ref=template.ref,
             defaults=not ask,
-            exclude=NOT_RENDERED if render else NOTHING_RENDERED,
+            exclude=(*exclude, *NOT_RENDERED) if render else NOTHING_RENDERED,
             quiet=True,
             unsafe=False,
         )
-    return Answered(worker.answers.combined, worker.answers.hidden)
+    return Answered(worker.answers.combined, worker.answers.hidden, worker)
+
+
+def reach(template: Template, old: Answered, new: Answered) -> Reach | None:
+    """Return how the patterns of the old release, and of the new one, `copy` of which was `for_update`, bear on paths.
+
+    None if only `update` itself can tell: a template does more in an update than to render, or copier has no such
+    patterns any more. Raises CopierRefused if the new release's patterns cannot be read with the old answers.
+    """
+    was, now = old.worker, new.worker
+    with _in_our_words(template), _for_update():
+        try:
+            more = ("tasks", "migrations", "external_data")
+            if any(worker.template.config_data.get(name) for worker in (was, now) for name in more):
+                return None
+            made = was.match_exclude
+            excluded = now.template.exclude
+            was.exclude = (*excluded, *NOT_RENDERED)
+            for cached in ("all_exclusions", "match_exclude"):
+                vars(was).pop(cached, None)
+            updated = was.match_exclude
+            return Reach(updated, lambda path: made(path) and not updated(path), now.match_skip, excluded)
+        except AttributeError:
+            return None
+
+
+@contextmanager
+def _for_update() -> Iterator[None]:
+    """Make what copier does the part of an update, for the patterns in `_exclude`; a call inside keeps that.
+
+    `_operation` is private to copier (9.17 to 9.19). Raises CopierRefused where it is gone.
+    """
+    try:
+        from copier._main import _operation
+    except ImportError as error:
+        raise CopierRefused(str(error)) from error
+    token = _operation.set("update")
+    try:
+        yield
+    finally:
+        _operation.reset(token)
 
 
 def update(template: Template, project: Path, data: Mapping[str, Any], answers_file: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._errors import ScaffoldError, UsageError, show
-from .copier_calls import CopierRefused, copy
+from .copier_calls import Answered, CopierRefused, copy
 from .given import Given
 from .questions import Question
 from .source import Template
@@ -21,6 +21,15 @@ class Rendered:
 
     answers: dict[str, Any]  # of the questions that were asked, in their order; what the project records
     facts: Mapping[str, Any]  # these, and all that follows from them (computed answers)
+    update: RenderedUpdate | None = None  # what an update brings, if that was asked for
+
+
+@dataclass(frozen=True)
+class RenderedUpdate:
+    """What an update renders, in a folder with nothing else."""
+
+    folder: Path
+    answered: Answered
 
 
 class SuggestionRefused(UsageError):
@@ -45,12 +54,36 @@ def answer(
     ScaffoldError if the template cannot be rendered.
     """
     try:
-        facts, hidden = copy(
+        facts, hidden, _ = copy(
             template, destination, data, suggestions, ask=ask, render=render, answers_file=answers_file
         )
     except CopierRefused as error:
         raise _explain(str(error), given, suggestions) from error
-    return Rendered({name: facts[name] for name in questions if name not in hidden}, facts)
+    return Rendered(_asked(questions, facts, hidden), facts)
+
+
+def answer_for_update(
+    template: Template,
+    folder: Path,
+    questions: Mapping[str, Question],
+    data: Mapping[str, Any],
+    given: Mapping[str, Given],
+    answers_file: str,
+) -> Rendered:
+    """Answer the questions as `answer` does, and render what an update brings into a new folder, if that is possible.
+
+    Both at once need one clone of the template less. Raises what `answer` raises.
+    """
+    try:
+        answered = copy(template, folder, data, {}, for_update=True, answers_file=answers_file)
+    except CopierRefused:  # if it is about the questions, it comes again; of the rest, the update itself shall tell
+        return answer(template, folder, questions, data, {}, given, render=False, answers_file=answers_file)
+    asked = _asked(questions, answered.facts, answered.hidden)
+    return Rendered(asked, answered.facts, RenderedUpdate(folder, answered))
+
+
+def _asked(questions: Iterable[str], facts: Mapping[str, Any], hidden: Set[str]) -> dict[str, Any]:
+    return {name: facts[name] for name in questions if name not in hidden}
 
 
 def refuse_skipped(given: Mapping[str, Given], rendered: Rendered) -> None:

@@ -10,7 +10,7 @@ from .._errors import UsageError
 from ..template import own_preset
 from ..template.given import Given
 from ..template.questions import check, is_default, load_questions
-from ..template.render import Rendered, answer, refuse_skipped
+from ..template.render import Rendered, answer, answer_for_update, refuse_skipped
 from ..template.source import Template
 from .recorded import Recorded, Refused
 
@@ -56,9 +56,8 @@ def answers_for_update(
         if "preset" in given or own_preset.ANSWER in given:
             now = kept | named
             own_preset.check_recorded(now["preset"].text, data.get(own_preset.ANSWER), now)
-        rendered = answer(
-            template, scratch / "answers", questions, data, {}, named, render=False, answers_file=recorded.name
-        )
+        folder = scratch / "updated" / recorded.name
+        rendered = answer_for_update(template, folder, questions, data, named, recorded.name)
         refuse_skipped(given, rendered)
     except UsageError as error:
         if any(error.message.startswith(f"{now.where}: ") for now in recorded.renamed.values()):

@@ -24,8 +24,8 @@ from .recorded import MAIN, Recorded, Refused, file_of, read
 from .repository import dirty, under_way, with_conflicts
 from .request import Request
 from .result import News
+from .step import Step, plain_git
 from .target import choose, name_of_cluster
-from .trial import Step
 from .undo import recover
 
 FIRST_WITH_CLUSTERS = Version("0.2.0")
@@ -119,8 +119,9 @@ def _steps(
         changes = given if recorded.cluster == cluster else {}
         if recorded.commit == template.ref and not changes and not recorded.renamed:
             continue
-        rendered, new = answers_for_update(recorded, changes, template, scratch)
-        steps.append(Step(recorded.name, rendered.answers, template.ref))
+        with plain_git():
+            rendered, new = answers_for_update(recorded, changes, template, scratch)
+        steps.append(Step(recorded.name, rendered.answers, template.ref, rendered=rendered.update))
         new_answers |= {name: rendered.answers[name] for name in new}
         notes += _needs(rendered) if changes else []
     entries = list[Entry]()

@@ -8,39 +8,17 @@ project then gets.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .._errors import ScaffoldError
 from .._git import git
-from ..template.copier_calls import CopierRefused, copy, update
-from ..template.redirect import environment, git_settings
 from ..template.source import Template
 from . import carry, compare, imports, moves, package
 from .recorded import MAIN, Recorded, Refused
-
-IDENTITY = {f"GIT_{role}_{key}": "ddp-scaffold" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
-PLAIN = {
-    "core.excludesFile": os.devnull,
-    "core.hooksPath": os.devnull,
-    "core.autocrlf": "false",
-    "commit.gpgSign": "false",
-    "core.quotePath": "true",  # copier reads names as git quotes them; others break it
-    "maintenance.auto": "false",
-}
-
-
-@dataclass(frozen=True)
-class Step:
-    """What copier does with one answers file."""
-
-    answers_file: str
-    data: Mapping[str, Any]
-    ref: str  # of the template
-    new: bool = False  # a further cluster is added: nothing is updated
+from .step import Step, commit, plain_git, take
+from .untouched import as_made, update_untouched
 
 
 @dataclass(frozen=True)
@@ -71,32 +49,33 @@ def run(
 
     Raises Refused if one fails, or if what the release changes would not arrive.
     """
-    repository, untouched = scratch / "project", scratch / "untouched"
-    with _plain_git():
-        before = _check_out(head, tree, repository, untouched)
+    repository, other = scratch / "project", scratch / "untouched"
+    with plain_git():
+        before = _check_out(head, tree, repository, other)
         _require_no_link_into_git(repository)
         windows = _to_unix_lines(repository)
         for project in recorded:
             package.record(repository / project.name, project.renamed)
-        ours = _commit(repository, "ours")
-        made = _as_made(repository, untouched, recorded, template)
+        ours = commit(repository, "ours")
+        untouched = as_made(repository, other, recorded, template, scratch)
+        made = untouched.commit
         missing = compare.absent(repository, made)
         listed = _listed(template, recorded[0], steps)
-        updated = _updated(untouched, template, steps) if missing or listed != {} else made
+        updated = update_untouched(untouched, template, steps) if missing or listed != {} else made
         moved = moves.of_release(repository, made, updated, listed)
         sides = carry.sides(repository, made, ours, updated)
         changed = sorted((moved.keys() | compare.changed(repository, made, updated)).intersection(missing))
         carried = _carried(sides, moved, missing, changed, compare.moves(repository, made, ours) if missing else {})
         unmerged = ""
         for step in steps:
-            _take(step, repository, template)
+            take(step, repository, template)
             unmerged += git("ls-files", "--unmerged", "-z", cwd=repository)
             _require_no_rejects(repository)
-            _commit(repository, f"with {step.answers_file}")
+            commit(repository, f"with {step.answers_file}")
         left_out = _leave_removed_folders(repository, made, ours, {moved[path] for path in moved.keys() - {*missing}})
         unmerged = carry.bring(sides, carried, windows, unmerged, scratch)
         _to_windows_lines(repository, [*windows, *(moved[path] for path in windows if path in moved)])
-        after = _commit(repository, "after")
+        after = commit(repository, "after")
         places = {each.old: each.place for each in carried if each.mine}
         left_out |= compare.reasons(head, sides.ours, [path for path in changed if path not in places], moved)
         changes = _changes(repository, before, after)
@@ -113,15 +92,6 @@ def _listed(template: Template, main: Recorded, steps: Iterable[Step]) -> dict[s
     """Return what the template says it has moved; nothing if the project itself stays at its release."""
     ways = [step for step in steps if step.answers_file == MAIN and not step.new]
     return moves.listed(template, main, ways[0].ref) if ways else {}
-
-
-def _updated(untouched: Path, template: Template, steps: Iterable[Step]) -> str:
-    """Take the same steps where nobody has touched anything; return the commit."""
-    for step in steps:
-        if not step.new:
-            _take(step, untouched, template)
-            _commit(untouched, f"with {step.answers_file}")
-    return git("rev-parse", "HEAD", cwd=untouched).strip()
 
 
 def _carried(
@@ -148,15 +118,6 @@ def _changes(repository: Path, before: str, after: str) -> dict[str, str]:
     return {path: words.get(letter, "changed") for letter, path in zip(listed[::2], listed[1::2], strict=False)}
 
 
-def _as_made(repository: Path, untouched: Path, recorded: Iterable[Recorded], template: Template) -> str:
-    """Fill `untouched` with what the recorded answers once made; return its commit."""
-    for project in recorded:
-        data = _values(repository, project.name)
-        with _explained(project.name, project.commit):
-            copy(replace(template, ref=project.commit), untouched, data, {}, answers_file=project.name)
-    return _commit(untouched, "as made")
-
-
 def _leave_removed_folders(repository: Path, made: str, ours: str, moved: set[str]) -> dict[str, str]:
     """Take out what is new in folders that the user has removed; return these files, and why.
 
@@ -168,19 +129,6 @@ def _leave_removed_folders(repository: Path, made: str, ours: str, moved: set[st
     for path in found:
         (repository / path).unlink()
     return {path: f"new; {folder}/ was removed" for path, folder in found.items()}
-
-
-def _values(repository: Path, name: str) -> dict[str, Any]:
-    import yaml
-
-    content = yaml.safe_load((repository / name).read_text(encoding="utf-8"))
-    return {key: value for key, value in content.items() if not key.startswith("_")}
-
-
-@contextmanager
-def _plain_git() -> Iterator[None]:
-    with environment({**git_settings(PLAIN), **IDENTITY, "GIT_LFS_SKIP_SMUDGE": "1"}):
-        yield
 
 
 def _check_out(head: Path, tree: str, repository: Path, other: Path) -> str:
@@ -196,9 +144,9 @@ def _check_out(head: Path, tree: str, repository: Path, other: Path) -> str:
     # As committed, byte for byte: what attributes would convert is converted when the result is written.
     (repository / ".git" / "info").mkdir(exist_ok=True)
     (repository / ".git" / "info" / "attributes").write_text("* -text -filter -ident -working-tree-encoding\n")
-    commit = git("commit-tree", tree, "-m", "before", cwd=repository).strip()
-    git("reset", "--quiet", "--hard", commit, cwd=repository)
-    return commit
+    first = git("commit-tree", tree, "-m", "before", cwd=repository).strip()
+    git("reset", "--quiet", "--hard", first, cwd=repository)
+    return first
 
 
 def _require_no_link_into_git(repository: Path) -> None:
@@ -208,38 +156,6 @@ def _require_no_link_into_git(repository: Path) -> None:
         target = os.path.realpath(repository / path) if facts.startswith("120000") else ""
         if ".git" in target.lower().split(os.sep):
             raise Refused(f"{path} is a symbolic link into a .git directory", f"git rm {path}, and commit that.")
-
-
-def _commit(repository: Path, message: str) -> str:
-    """Commit whatever is there: all of it is the user's, or the template's."""
-    git("add", "--all", "--force", cwd=repository)
-    git("commit", "--quiet", "--allow-empty", "--no-verify", "--message", message, cwd=repository)
-    return git("rev-parse", "HEAD", cwd=repository).strip()
-
-
-def _take(step: Step, repository: Path, template: Template) -> None:
-    target = replace(template, ref=step.ref)
-    with _explained(step.answers_file, step.ref):
-        if step.new:
-            copy(target, repository, step.data, {}, answers_file=step.answers_file)
-        else:
-            update(target, repository, step.data, step.answers_file)
-
-
-@contextmanager
-def _explained(answers_file: str, ref: str) -> Iterator[None]:
-    """Raise Refused for what goes wrong in copier."""
-    try:
-        yield
-    except CopierRefused as error:
-        raise Refused(
-            f"{answers_file}: the template cannot be brought to {ref}: {error}",
-            "Nothing was changed; `ddp-scaffold --debug update` shows where it stopped.",
-        ) from error
-    except Refused:
-        raise
-    except ScaffoldError as error:
-        raise Refused(error.message, f"Nothing was changed. {error.hint}") from error
 
 
 def _require_no_rejects(repository: Path) -> None:
@@ -262,7 +178,7 @@ def _to_unix_lines(repository: Path) -> list[str]:
             file.write_bytes(file.read_bytes().replace(b"\r\n", b"\n"))
             found.append(path)
     if found:
-        _commit(repository, "Unix line endings")
+        commit(repository, "Unix line endings")
     return found
 
 

@@ -24,13 +24,13 @@ from turns import CPU, job_of
 
 from digits.config import Settings
 from digits.data import build_datasets
-from digits.ddp import Job, batches, load, make_loader, seed_generators
+from digits.ddp import Job, batches, load_settings, make_loader, seed_generators
 from digits.ddp.rng import random_state, restore_random_state
 from digits.evaluate import METRIC, evaluate
 from digits.sample import draw
 from digits.train import Batch, Learner
 
-SETTINGS, _ = load(Settings, QUICK, strict_variables=False)
+SETTINGS, _ = load_settings(Settings, QUICK, strict_variables=False)
 MOST = 5000  # samples of a data set that are looked at, in equal distances
 
 
@@ -74,7 +74,7 @@ def test_gradients_reach_every_parameter_that_is_trained(job: Job) -> None:
         for parameter in network.parameters():
             if parameter.requires_grad:
                 note(parameter)
-    learner.step(0, islice(training_batches(train, job, 8), 1))
+    learner.train_step(0, islice(training_batches(train, job, 8), 1))
     wrappers = [part for part in vars(learner).values() if isinstance(part, DistributedDataParallel)]
     assert wrappers, "nothing of Learner is in DDP"
     for wrapper in wrappers:
@@ -91,7 +91,7 @@ def test_a_step_changes_weights_and_leaves_no_gradient(job: Job) -> None:
     learner, train, _ = begin(job)
     networks = list(networks_of(learner).values())
     before = [[parameter.detach().clone() for parameter in network.parameters()] for network in networks]
-    values = learner.step(0, islice(training_batches(train, job, 8), 1))
+    values = learner.train_step(0, islice(training_batches(train, job, 8), 1))
     assert math.isfinite(values["loss"])
     for network, weights in zip(networks, before, strict=True):
         assert not all(map(torch.equal, network.parameters(), weights))
@@ -111,7 +111,7 @@ def test_the_last_batch_of_an_epoch_can_be_trained_on_however_small(job: Job) ->
     """Often it is a single sample. make_loader(..., full=True) in train.py leaves out what is smaller than the rest."""
     learner, train, _ = begin(job)
     smallest = training_batches(train, job, smallest_batch(train))
-    assert math.isfinite(learner.step(0, islice(smallest, 1))["loss"])
+    assert math.isfinite(learner.train_step(0, islice(smallest, 1))["loss"])
 
 
 def test_a_step_repeats_from_the_same_random_state(job: Job) -> None:
@@ -120,7 +120,7 @@ def test_a_step_repeats_from_the_same_random_state(job: Job) -> None:
     for _ in range(2):
         learner, train, _ = begin(job)
         feed = training_batches(train, job, 4)
-        found.append([learner.step(step, [next(feed)])["loss"].item() for step in range(2)])
+        found.append([learner.train_step(step, [next(feed)])["loss"].item() for step in range(2)])
     assert found[0] == found[1]
 
 

@@ -19,7 +19,7 @@ from turns import Path, Turns, batches_of
 from digits.config import Settings
 from digits.data import build_datasets
 from digits.ddp.rng import seed_generators
-from digits.ddp.start.settings import load
+from digits.ddp.start.settings import load_settings
 from digits.model import build_model, training_loss
 from digits.train import build_optimizer, highest_rates, set_learning_rate
 
@@ -29,7 +29,7 @@ STEPS = ["--train.steps", "5", "--log.every_steps", "1", "--train.warmup_steps",
 
 def one_process(arguments: Sequence[str], world_size: int) -> tuple[list[tuple[float, float]], Path, dict[str, Tensor]]:
     """Losses, norms, weights, buffers of plain PyTorch, without DDP, over the samples that `world_size` ranks read."""
-    settings, _ = load(Settings, arguments, strict_variables=False)
+    settings, _ = load_settings(Settings, arguments, strict_variables=False)
     seed_generators(settings.run.seed)
     network = build_model(settings.model)
     options, path = settings.train, Path(network)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -96,11 +97,14 @@ def marked(svg: str) -> list[str]:
     return [each.text or "" for each in labels if any(low < float(each.get("y", 0)) < high for low, high in spans)]
 
 
+WAITED = "in (DDP's all_reduce|all_gather)"  # the latter where a model has collectives of its own in its forward
+
+
 @pytest.mark.parametrize(
     ("faults", "ranks", "culprit", "says"),
     [
-        ("sleep@rank=1,step=5", 2, 1, ["Rank 1 was in forward for", "6 s stall clock rang", "in DDP's all_reduce"]),
-        ("kill@rank=1,step=5", 3, 1, ["Rank 1 ", " in forward at ", "in DDP's all_reduce"]),
+        ("sleep@rank=1,step=5", 2, 1, ["Rank 1 was in forward for", "6 s stall clock rang", WAITED]),
+        ("kill@rank=1,step=5", 3, 1, ["Rank 1 ", " in forward at ", WAITED]),
         ("gil@rank=0,step=5", 2, 0, ["Rank 0 was in forward for", "3 s silence clock rang"]),
         ("sleep@rank=0,step=5,phase=guard:sample", 2, 0, ["Rank 0 was in sample for", "waited for it", "guard clock"]),
     ],
@@ -117,7 +121,7 @@ def test_a_bad_end_is_drawn_with_the_rank_to_blame(
     report_text = (result.run_dir / "report.md").read_text()
     said = report_text.partition("![")[2].partition("]")[0]
     assert f"![{said}](timeline.svg)\n\n{said}." in report_text
-    assert not [part for part in says if part not in said], said
+    assert not [part for part in says if not re.search(part, said)], said
     assert texts(svg, "title") == [said]
     rows = timeline.load(result.run_dir)
     assert rows is not None

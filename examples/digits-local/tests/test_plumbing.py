@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from digits.ddp.restore import fill, parameter_orders
 from digits.ddp.saving.snapshot import Frozen, freeze
 from digits.ddp.start import launcher
 from digits.ddp.start.groups import Job, choose_device
-from digits.ddp.start.settings import effective, load
+from digits.ddp.start.settings import load_settings, settings_table
 from digits.ddp.trace import heartbeat
 from digits.ddp.watch.slow_ranks import stragglers
 from digits.ddp.watch.verdict import judge
@@ -64,8 +65,8 @@ def test_settings_say_who_set_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("DDP_LOADER__WORKERS", "10")
     monkeypatch.setenv("DDP_LOADER__PREFETCH", "20")
     monkeypatch.setenv("DDP_SCAFFOLD_TEMPLATE", "/somewhere")  # for the generator, and no mistake here
-    settings, origin = load(Settings, ["--config", str(file), "--loader.workers", "100"])
-    rows = {name: (value, who) for name, value, who in effective(settings, origin)}
+    settings, origin = load_settings(Settings, ["--config", str(file), "--loader.workers", "100"])
+    rows = {name: (value, who) for name, value, who in settings_table(settings, origin)}
     assert rows["loader.workers"] == ("100", "command line")
     assert rows["loader.prefetch"] == ("20", "DDP_LOADER__PREFETCH")
     assert rows["loader.batch_mb"] == ("3.0", str(file))
@@ -92,10 +93,14 @@ def test_wrong_settings_are_named(
     monkeypatch.chdir(tmp_path)  # away from configs/train.yaml
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DDP_RUN__ID", "first")
     with pytest.raises(SystemExit) as ended:
-        load(Settings, arguments)
+        load_settings(Settings, arguments)
     assert ended.value.code == 78
     assert named in capfd.readouterr().err
+    outcome = json.loads((tmp_path / "runs/first/outcome.json").read_text())
+    assert (outcome["kind"], outcome["restart"]) == ("bad_settings", False)
+    assert named in outcome["reason"]
 
 
 @pytest.mark.parametrize("length", [11, 12, 64])

@@ -43,7 +43,7 @@ class Settings(SessionSettings):
     """Every setting. The sections `run`, `loader`, `checkpoint`, `log`, `clocks` and `preempt` come from `ddp/`."""
 
     train: TrainSettings = TrainSettings()
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = Field(default_factory=ModelSettings)
     data: DataSettings = DataSettings()
     eval: EvalSettings = EvalSettings()
     sample: SampleSettings = SampleSettings()

@@ -5,6 +5,8 @@ a resumed run first catches up on what was due at the step of its checkpoint. Ev
 rank 0 alone goes through `on_rank0`.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import sys
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -31,19 +33,20 @@ from .ddp import (
     batches,
     checkpoint,
     clip_gradients,
-    effective,
     endless,
     global_norm,
     gradient_norm,
     largest_batch,
-    load,
+    load_settings,
     make_loader,
+    moving_average,
     on_rank0,
     phase,
     polled,
     progress,
     rehearse,
     seed_generators,
+    settings_table,
     step_done,
     step_if_finite,
 )
@@ -59,8 +62,9 @@ Batch = Sequence[Tensor]
 
 def main() -> None:
     """Read the settings, join the other ranks, train. The exit code says how it ended (see README.md)."""
-    settings, origin = load(Settings)
-    with session(settings.run, settings.clocks, settings.log, settings.preempt, effective(settings, origin)) as run:
+    settings, origin = load_settings(Settings)  # from the file, variables and the command line; who set what
+    table = settings_table(settings, origin)  # printed at the start, and kept in settings.txt of the run
+    with session(settings.run, settings.clocks, settings.log, settings.preempt, table) as run:
         train(with_precision(settings, run.job), run)
 
 
@@ -82,7 +86,7 @@ def train(settings: Settings, run: Session) -> None:
         full=options.compile,  # a smaller last batch would be compiled once more
     )
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)
-    val_rounds = len(val_data) // job.world_size // settings.eval.batch_size  # full batches that every rank has
+    common_val_batches = len(val_data) // job.world_size // settings.eval.batch_size  # full ones that every rank has
 
     position = resume(settings, run, learner)
     feed = endless(loader, job, position.epoch, position.samples, position.global_batch)
@@ -95,26 +99,25 @@ def train(settings: Settings, run: Session) -> None:
     with progress_bar(position, options.steps, visible=job.rank == 0) as bar:
         try:
             while True:
-                step = position.step
-                finished = step >= options.steps
+                finished = position.step >= options.steps
 
-                if due(settings.eval.every_steps, step, finished, position.evaluated):
-                    validate(settings, run, learner, val_loader, val_rounds, step)
-                    position.evaluated = step
+                if due(settings.eval.every_steps, position.step, finished, position.evaluated):
+                    validate(settings, run, learner, val_loader, common_val_batches, position.step)
+                    position.evaluated = position.step
 
-                if due(settings.sample.every_steps, step, finished, position.sampled):
-                    draw_samples(settings, run, learner, val_data, step)
-                    position.sampled = step
+                if due(settings.sample.every_steps, position.step, finished, position.sampled):
+                    draw_samples(settings, run, learner, val_data, position.step)
+                    position.sampled = position.step
 
-                if due(settings.checkpoint.every_steps, step, finished, position.saved):
+                if due(settings.checkpoint.every_steps, position.step, finished, position.saved):
                     save(settings, run, learner, position, must=finished)
 
                 if finished:
                     break
-                run.agreement.poll(step)  # raises StopRequested on all ranks at the same step
+                run.agreement.poll(position.step)  # raises StopRequested on all ranks at the same step
 
                 batches_of_step = (next_batch(feed, position) for _ in range(options.accumulate))  # read as needed
-                values = learner.step(step, batches_of_step)
+                values = learner.train_step(position.step, batches_of_step)
                 position.step += 1
                 step_done(position.step, position.epoch)
                 bar.update()
@@ -154,7 +157,7 @@ class Learner:
         objects |= {"scaler": self.scaler} if self.scaler.is_enabled() else {}
         return objects
 
-    def step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    def train_step(self, step: int, batches: Iterable[Batch]) -> dict[str, Tensor]:
         """Accumulate gradients over `batches`, and take one optimiser step. Returns scalars to log."""
         options, job = self.settings.train, self.job
         set_learning_rate(self.optimizer, self.rates, self.settings, step)
@@ -196,7 +199,7 @@ def build_optimizer(network: nn.Module, options: TrainSettings) -> torch.optim.O
 
 def make_ema(network: nn.Module, decay: float) -> AveragedModel | None:
     """A copy of the network for the exponential moving average of its weights, or None if `decay` is 0."""
-    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+    return moving_average(network, decay) if decay else None
 
 
 def with_precision(settings: Settings, job: Job) -> Settings:
@@ -207,7 +210,11 @@ def with_precision(settings: Settings, job: Job) -> Settings:
 
 
 def loss_scaler(options: TrainSettings, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling for fp16. Our loss is a sum over the batch, so PyTorch's initial 65536 is divided by its size."""
+    """Loss scaling for fp16. PyTorch's initial 65536 is meant for a mean, and our loss is a sum over the batch.
+
+    So it is divided by the samples of a batch. If each has many terms, such as the bytes of a text, the scale is still
+    too large at first: steps are skipped, each of which halves it.
+    """
     return torch.amp.GradScaler(device.type, 65536.0 / options.batch_size, enabled=options.precision == "fp16")
 
 
@@ -283,7 +290,7 @@ def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position)
     return batch
 
 
-def resume(settings: Settings, run: Session, learner: "Learner") -> Position:
+def resume(settings: Settings, run: Session, learner: Learner) -> Position:
     """Load the newest good checkpoint of this run into `learner`, and return its position; step 0 if there is none."""
     objects, counters = learner.checkpoint_objects(), None
     if settings.run.resume:
@@ -296,38 +303,39 @@ def resume(settings: Settings, run: Session, learner: "Learner") -> Position:
 
 
 def validate(
-    settings: Settings, run: Session, learner: "Learner", loader: DataLoader[Any], rounds: int, step: int
+    settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int, step: int
 ) -> None:
     """Evaluate, each rank on its shard of the validation data, and log the metrics."""
-    shard = polled(batches(loader, run.job), run.agreement, step, rounds)  # so that a stop need not wait for the end
+    # Before each of the first `common_batches`, which all ranks have, they agree whether to stop.
+    shard = polled(batches(loader, run.job), run.agreement, step, common_batches)
     with phase("eval"), autocast(settings.train, run.job.device):
         metrics = evaluate(learner.eval_network, shard, run.job, settings.eval, progress)
     run.metrics.flush()
     run.metrics.write(step, metrics)
 
 
-def log_scalars(settings: Settings, run: Session, learner: "Learner", step: int, values: dict[str, Tensor]) -> None:
+def log_scalars(settings: Settings, run: Session, learner: Learner, step: int, values: dict[str, Tensor]) -> None:
     """Log the values of a step. They are read without a host sync: `latest` has those of the call before."""
     values = values | {"param_norm": global_norm(learner.network.parameters())}
     run.metrics.scalars(step, values, learning_rate=learner.optimizer.param_groups[0]["lr"])
     raise_if_diverged(learner, settings.train, step, run.metrics.latest.get("nonfinite_steps", 0))
 
 
-def draw_samples(settings: Settings, run: Session, learner: "Learner", dataset: Any, step: int) -> None:
+def draw_samples(settings: Settings, run: Session, learner: Learner, dataset: Any, step: int) -> None:
     """Draw on rank 0. The others wait for it without a collective, so the collective timeout does not matter."""
     device, path = run.job.device, run.dir / "samples" / f"step_{step:08d}"
 
-    def picture(progress: Progress) -> None:
+    def draw_or_warn(progress: Progress) -> None:
         try:
             with autocast(settings.train, device):
                 draw(learner.eval_network, dataset, settings.sample, device, progress, path)
         except OSError as error:  # a full disk costs the picture, not the run
             log.warning("no picture of step %d: %s", step, error)
 
-    on_rank0(run.job, "sample", picture, run.flags)
+    on_rank0(run.job, "sample", draw_or_warn, run.flags)
 
 
-def save(settings: Settings, run: Session, learner: "Learner", position: Position, must: bool) -> None:
+def save(settings: Settings, run: Session, learner: Learner, position: Position, must: bool) -> None:
     """Write a checkpoint. A diverged run writes none: it would push the last good one out of `checkpoint.keep`."""
     raise_if_diverged(learner, settings.train, position.step, learner.skipped.item())
     before, position.saved = position.saved, position.step
@@ -336,7 +344,7 @@ def save(settings: Settings, run: Session, learner: "Learner", position: Positio
         position.saved = before
 
 
-def raise_if_diverged(learner: "Learner", options: TrainSettings, step: int, skipped: float) -> None:
+def raise_if_diverged(learner: Learner, options: TrainSettings, step: int, skipped: float) -> None:
     """Raise NonFinite if more steps were skipped since this start than `train.max_nonfinite` allows."""
     # fp16's scaler halves its initial 65536 at most 16 times, and tries a larger scale every 2000 steps.
     search = 16 + step // learner.scaler.get_growth_interval() if learner.scaler.is_enabled() else 0
@@ -345,7 +353,7 @@ def raise_if_diverged(learner: "Learner", options: TrainSettings, step: int, ski
         raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}")
 
 
-def progress_bar(position: Position, steps: int, visible: bool) -> "tqdm[Any]":
+def progress_bar(position: Position, steps: int, visible: bool) -> tqdm[Any]:
     """A bar of steps, hidden where stderr is no terminal (tqdm's `disable=None`) or closed."""
     hidden = None if visible and sys.stderr is not None else True
     return tqdm(total=steps, initial=position.step, unit="step", disable=hidden)

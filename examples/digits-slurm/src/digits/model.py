@@ -14,38 +14,38 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .data import CLASSES, IMAGE_SHAPE
-from .ddp import ConfigError
 
 NO_LABEL = -1  # stands for "any class": trained on some of the images, needed for guidance when sampling
 GROUPS = 8  # of every GroupNorm; it keeps no running statistics, so nothing has to be synchronised between ranks
 
 
 class ModelSettings(BaseModel, extra="forbid"):
-    """The size of the network."""
+    """The size of the network. The images of `data.py` are halved as often as `levels` asks."""
 
     channels: int = Field(default=16, ge=GROUPS, multiple_of=GROUPS, description="feature maps at full resolution")
     levels: int = Field(default=2, ge=1, le=6, description="resolutions; each halves the image, doubles the channels")
     checkpointing: bool = Field(default=False, description="compute activations twice instead of keeping them")
 
+    @model_validator(mode="after")
+    def _fits(self) -> "ModelSettings":
+        _, height, width = IMAGE_SHAPE
+        multiple = 2 ** (self.levels - 1)
+        if height % multiple or width % multiple:
+            raise ValueError(
+                f"model.levels = {self.levels} needs sides that are multiples of {multiple}, not {height}x{width}\n"
+                "lower model.levels, or pad the images in data.py"
+            )
+        return self
+
 
 def build_model(settings: ModelSettings) -> nn.Module:
-    """Return the network for the images and classes of `data.py`, initialised from the default generator.
-
-    Raises ConfigError if the image cannot be halved as often as `levels` asks.
-    """
-    _, height, width = IMAGE_SHAPE
-    multiple = 2 ** (settings.levels - 1)
-    if height % multiple or width % multiple:
-        raise ConfigError(
-            f"model.levels = {settings.levels} needs sides that are multiples of {multiple}, not {height}x{width}",
-            "lower model.levels, or pad the images in data.py",
-        )
+    """Return the network for the images and classes of `data.py`, initialised from the default generator."""
     return UNet(settings, IMAGE_SHAPE[0], CLASSES)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from digits.config import Settings
-from digits.ddp import checkpoint, load
+from digits.ddp import checkpoint, load_settings
 from digits.ddp.session import Session, session
 
 KILLS = 50
@@ -66,7 +66,7 @@ class Writer:
         if self.pid == 0:
             os.environ["DDP_FAULTS"] = faults
             os.dup2(writing, 1)
-            settings, _ = load(Settings, ["--run.device", "cpu", "--log.tracker", "none"])
+            settings, _ = load_settings(Settings, ["--run.device", "cpu", "--log.tracker", "none"])
             with session(settings.run, settings.clocks, settings.log, settings.preempt) as run:
                 write_until_killed(run, keep, limit, full_from)
             os._exit(0)

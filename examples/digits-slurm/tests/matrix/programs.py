@@ -16,7 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from digits.config import Settings
-from digits.ddp import Progress, batches, checkpoint, load, make_loader, on_rank0, phase, rehearse, step_done, total
+from digits.ddp import (
+    Progress,
+    batches,
+    checkpoint,
+    load_settings,
+    make_loader,
+    on_rank0,
+    phase,
+    rehearse,
+    step_done,
+    total,
+)
 from digits.ddp.session import Session, session
 
 
@@ -162,7 +173,7 @@ def find(name: str) -> Callable[[Settings, Session], None]:
 
 def main(name: str, arguments: list[str]) -> None:
     """Run one program inside a session, like train.py."""
-    settings, _ = load(Settings, arguments)
+    settings, _ = load_settings(Settings, arguments)
     if name == "group_first":  # some other library was faster
         dist.init_process_group("gloo")
         name = "sums"

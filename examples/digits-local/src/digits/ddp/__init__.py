@@ -14,6 +14,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
     saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)
     same/                   before step 1: are code, networks and buffers the same on all ranks
+    averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     meter                   time, throughput, waiting and memory, for the metric log
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 
 _NAMES = {
     "agree": "gather total",
+    "averages": "moving_average",
     "checkpoint": "CheckpointSettings Position",
     "clocks": "Clocks",
     "errors": "ConfigError NonFinite StopRequested",
@@ -43,7 +45,7 @@ _NAMES = {
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
     "start.groups": "Job",
-    "start.settings": "RunSettings effective load",
+    "start.settings": "RunSettings effective load load_settings settings_table",
     "start.stop": "PreemptSettings",
     "trace.heartbeat": "phase progress step_done",
 }
@@ -51,6 +53,7 @@ _NAMES = {
 if TYPE_CHECKING:  # the same names, for mypy and editors
     from .agree import gather as gather
     from .agree import total as total
+    from .averages import moving_average as moving_average
     from .checkpoint import CheckpointSettings as CheckpointSettings
     from .checkpoint import Position as Position
     from .clocks import Clocks as Clocks
@@ -76,6 +79,8 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .start.settings import RunSettings as RunSettings
     from .start.settings import effective as effective
     from .start.settings import load as load
+    from .start.settings import load_settings as load_settings
+    from .start.settings import settings_table as settings_table
     from .start.stop import PreemptSettings as PreemptSettings
     from .trace.heartbeat import phase as phase
     from .trace.heartbeat import progress as progress

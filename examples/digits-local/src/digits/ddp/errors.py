@@ -34,6 +34,7 @@ KindName = Literal[
     "unknown",
     "device_mapping",
     "port_in_use",
+    "bad_settings",
     "launcher_misconfig",
     "uneven_inputs",
     "ranks_differ",

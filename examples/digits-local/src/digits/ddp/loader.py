@@ -21,6 +21,7 @@ from .loading.fetch import begin, next_batch, patience
 from .loading.held import warn_of_shared_files
 from .loading.located import Located
 from .loading.lockstep import in_step
+from .loading.orders import Order, OwnOrder
 from .loading.overlap import watched
 from .loading.samples import compare_samples
 from .loading.shards import END, GlobalOrder, LocatedStream, lengths_of
@@ -59,6 +60,7 @@ def make_loader(
     sharded: bool = False,
     full: bool = False,
     compare: bool = True,
+    order: Order | None = None,
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
@@ -66,7 +68,11 @@ def make_loader(
 
     A map-style data set is shuffled for training, and each rank reads its own samples only. If it has `lengths` (one
     number a sample), the samples of a step are about equally long on all ranks; if it has `collate(samples)`, that
-    makes the batches. An IterableDataset must be
+    makes the batches. In the place of a sampler of your own, `order(epoch, seed)` returns the indices of an epoch for
+    all ranks together, in which some may be missing and others repeated: each rank takes `batch_size` of them in a row,
+    in turn. It must follow from its arguments alone, and `lengths` have no say then.
+
+    An IterableDataset must be
     the same stream on every rank: sample i goes to rank i % world_size, and each process reads all of it to take its
     own. Its order is its own business: if it has `set_epoch(epoch)`, that is called before each epoch. For a stream
     that is slow to read, let the data set itself yield this rank's samples (and in a worker, of `get_worker_info`, that
@@ -77,10 +83,14 @@ def make_loader(
     a stream once its first batch has been read. Of a `sharded` one, the first samples must not be those of other ranks.
 
     Raises:
-        ConfigError: the data set is empty or differs between ranks, or the settings do not fit the machine.
+        ConfigError: the data set is empty or differs between ranks, the settings do not fit the machine, or `order` is
+            given for evaluation or a stream. An order by itself is looked at as its epoch begins: see `batches`.
         DataFailed: the worker that read samples to compare them hung or died.
     """
     what, least = "training" if train else "evaluation", batch_size if full else 1
+    if order is not None and (not train or isinstance(dataset, IterableDataset)):
+        problem = f"make_loader has an order for {'a stream' if train else 'evaluation'}, which has one of its own"
+        raise ConfigError(problem, "leave out `order`; a stream may shuffle in its set_epoch(epoch)")
     _compare_lengths(dataset, job, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, job, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
@@ -89,29 +99,27 @@ def make_loader(
         warn_of_generators(dataset, job, workers)
     if workers and settings.start_method == "fork":
         warn_of_shared_files(dataset, job)
+    sampler: GlobalOrder | None = None
     if isinstance(dataset, IterableDataset):
-        order = None
         located = LocatedStream(dataset, job, workers, seed, batch_size, uneven, sharded)
         located.compared = sharded or not compare or job.world_size == 1
         located.given.compared = not (sharded and compare and train)
     else:
         if compare:
             compare_samples(dataset, job, what, workers, settings.start_method)
-        lengths = lengths_of(dataset)
-        order = GlobalOrder(
-            len(cast(Any, dataset)),
-            job,
-            seed=seed,
-            shuffle=train,
-            uneven=uneven,
-            lengths=lengths,
-            batch=batch_size,
-        )
+        length = len(cast(Any, dataset))
+        if order is not None:
+            sampler = OwnOrder(order, length, job, seed=seed, uneven=uneven, batch=batch_size)
+        else:
+            lengths = lengths_of(dataset)
+            sampler = GlobalOrder(
+                length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size
+            )
         located = Located(dataset, job, workers)
     return DataLoader(
         located,
         batch_size=batch_size,
-        sampler=order,
+        sampler=sampler,
         num_workers=workers,
         drop_last=full or (sharded and uneven == "drop"),  # else only some ranks might have a smaller last batch
         collate_fn=Collation(collate_fn or getattr(dataset, "collate", None), located.reading),
@@ -159,10 +167,13 @@ def batches(loader: DataLoader[T], job: Job, epoch: int = 0, start: int = 0, beg
 
     Raises:
         DataFailed: the data set raised, or a worker hung or died; the message names rank, worker, data set and index.
-        ConfigError: a stream has no batch at all for some rank (on all ranks).
+        ConfigError: on all ranks: a stream has no batch at all for some rank, or the order of your own that the epoch
+            has differs between ranks, has an index that is not there, or is shorter than a batch of all ranks.
     """
     order = loader.dataset if isinstance(loader.dataset, LocatedStream) else loader.sampler
     training = cast("LocatedStream[T] | GlobalOrder", order).uneven != "keep"
+    if isinstance(order, OwnOrder):
+        order.set_epoch(epoch, start)  # only now it is known how long the epoch is
     full = cast(int, loader.batch_size)
     left = order.share(start) if isinstance(order, GlobalOrder) else None  # nobody knows how long a stream is
     for batch in _common(loader, job, epoch, start, begun):

@@ -126,7 +126,10 @@ KINDS: dict[KindName, Kind] = {
     ),
     "device_mapping": Kind({CONFIG: "two ranks have one GPU"}),
     "port_in_use": Kind({CONFIG: "another program listens at `MASTER_PORT`"}),
-    "launcher_misconfig": Kind({CONFIG: "a setting, variable or launcher is wrong"}),
+    "bad_settings": Kind(
+        {CONFIG: "a setting is unknown, or its value is wrong: in the file, a `DDP_` variable or the command line"}
+    ),
+    "launcher_misconfig": Kind({CONFIG: "a variable, file or launcher is wrong, or a setting does not fit the job"}),
     "uneven_inputs": Kind({CONFIG: "ranks see different numbers of samples, or one of them none"}),
     "ranks_differ": Kind(
         {

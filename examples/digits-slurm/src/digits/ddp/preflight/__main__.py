@@ -33,7 +33,7 @@ from ..start.groups import Job, setup_distributed, shutdown
 from ..start.launcher import Place, attempt, detect
 from ..start.owner import held_by_another
 from ..start.rendezvous import rendezvous
-from ..start.settings import RunSettings, load
+from ..start.settings import RunSettings, load_settings
 from . import compare
 from .deadline import ANSWER_S, Deadline
 from .disk import checkpoint_directory, shared
@@ -57,7 +57,7 @@ class PreflightSettings(BaseSettings):
 def main() -> None:
     """Look at this machine, join the other ranks, time the links, print what was found on rank 0."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    settings, _ = load(PreflightSettings, ours(sys.argv[1:]), strict_variables=False)
+    settings, _ = load_settings(PreflightSettings, ours(sys.argv[1:]), strict_variables=False)
     limit = settings.clocks.preflight_s
     # Later than the deadline, which can say more than a collective that timed out.
     longer = {"init_s": min(limit, settings.clocks.init_s), "collective_s": limit + 10 * ANSWER_S}

@@ -46,7 +46,7 @@ class RunSettings(BaseModel, extra="forbid"):
     resume: bool = Field(True, description="go on from the newest good checkpoint of this run, if there is one")
 
 
-def load(
+def load_settings(
     settings_class: type[S], argv: Sequence[str] | None = None, strict_variables: bool = True
 ) -> tuple[S, dict[str, str]]:
     """The validated settings, and who set each 'section.key': default, the file, the variable or the command line.
@@ -59,7 +59,7 @@ def load(
         return _load(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         say_last(f"error: {error}")
-        verdict = Verdict(CONFIG, "launcher_misconfig", str(error), phase="init", step=0)
+        verdict = Verdict(CONFIG, "bad_settings", str(error), phase="init", step=0)
         tell_torchrun(verdict)
         if run_id := os.environ.get("DDP_RUN__ID"):  # set by the launch scripts, which go by outcome.json
             directory = Path(os.environ.get("DDP_RUN__DIR") or "runs", run_id)
@@ -89,15 +89,19 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     try:
         return settings_class(**merged), origin
     except ValidationError as error:
-        raise ConfigError(_describe(error, origin), "run with --help to see every setting") from None
+        raise _refusal(error, origin) from None
 
 
-def effective(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Rows of (section.key, value, who set it), in the order of the classes."""
     return [
         (".".join(path), str(value), origin.get(".".join(path), "default"))
         for path, value in _leaves(settings.model_dump(mode="json"))
     ]
+
+
+# The names that train.py of older releases calls.
+load, effective = load_settings, settings_table
 
 
 def variable(settings_class: type[BaseSettings], path: Sequence[str]) -> str:
@@ -168,12 +172,15 @@ def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tup
             yield (*above, name)
 
 
-def _describe(error: ValidationError, origin: Mapping[str, str]) -> str:
-    lines = []
+def _refusal(error: ValidationError, origin: Mapping[str, str]) -> ConfigError:
+    """A line for each problem, then what to do: a validator's ValueError may say that in a second line of its own."""
+    problems, remedies = [], []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
-        where = f" (from {origin[name]})" if name in origin else ""
-        message = problem["msg"].removeprefix("Value error, ")
+        message, _, remedy = problem["msg"].removeprefix("Value error, ").partition("\n")
         message = "is not a known setting" if problem["type"] == "extra_forbidden" else message
-        lines.append(f"{name}{where}: {message}")
-    return "\n       ".join(lines)
+        where = f" (from {origin[name]})" if name in origin else ""
+        # A validator that has looked at a whole section names the setting itself. The name is empty for a default.
+        problems.append(message if not name or message.startswith(f"{name}.") else f"{name}{where}: {message}")
+        remedies.append(remedy or "run with --help to see every setting")
+    return ConfigError("\n       ".join(problems), "; ".join(dict.fromkeys(remedies)))

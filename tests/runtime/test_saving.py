@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -155,12 +156,14 @@ def test_one_bit_anywhere_is_noticed(part: Part, tmp_path: Path) -> None:
     directory.read(path, lambda _note: None)
 
 
-def run(project: Path, tmp_path: Path, what: str, faults: str = "") -> tuple[str, Path]:
+def run(project: Path, tmp_path: Path, what: str, faults: str = "", ranks: int = 0) -> tuple[str, Path]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     environment |= {"PYTHONPATH": str(project / "src"), "DDP_RUN__DIR": str(tmp_path), "DDP_RUN__ID": "run"}
     environment |= {"DDP_FAULTS": faults, "OMP_NUM_THREADS": "1"}
     script = str(Path(__file__).with_name("saving_script.py"))
-    command = [sys.executable, script, what]
+    alone = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    launcher = ["-m", "torch.distributed.run", *alone, "--local-addr", "127.0.0.1"] if ranks else []
+    command = [sys.executable, *launcher, script, what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     outcome = json.loads((tmp_path / "run/outcome.json").read_text())
     return f"{outcome['kind']}\n{done.stdout}{done.stderr}", tmp_path / "run/checkpoints"
@@ -187,6 +190,22 @@ def test_an_error_while_it_is_written_costs_that_checkpoint(project: Path, tmp_p
     assert said.startswith("benign"), said
     assert said.count("checkpoint of step 1 not written: InjectedFault") == 1, said
     assert [path.name for path in root.iterdir()] == ["step_00000002"]
+
+
+@pytest.mark.parametrize("what", ["trains", "agrees"])
+def test_a_write_that_failed_is_told_once_and_before_anything_of_the_next(
+    project: Path, tmp_path: Path, what: str
+) -> None:
+    """On both ranks, by the next save; also when rank 0 has told it at an agreement that is not over yet."""
+    said, root = run(project, tmp_path, what, "raise@step=1,phase=checkpoint:write", ranks=2)
+    assert said.startswith("benign"), said
+    assert [path.name for path in root.iterdir()] == ["step_00000002"]
+    for rank in (0, 1):
+        log = (tmp_path / f"run/logs/rank{rank}.log").read_text()
+        assert len(re.findall(r"WARNING rank 0 \(\S+\): checkpoint of step 1 not written: InjectedFault", log)) == 1, log
+        assert "checkpoint of step 2" not in log.partition("of step 1 not written")[0], log
+        assert rank or "checkpoint of step 2 written" in log
+    assert said.count("checkpoint of step 1 not written") == 1, "rank 0 says it aloud, and nobody else"
 
 
 def test_without_memory_for_a_copy_training_stands_still_and_says_so_once(project: Path, tmp_path: Path) -> None:

@@ -77,14 +77,14 @@ _COUNTERS = {field.name: field.name for field in fields(Position)} | {"samples":
 class _Saved:
     """What rank 0 tells all ranks of a save."""
 
-    earlier: tuple[int, str] | None  # the step of the checkpoint before, and why it was not written
-    problem: str | None  # why this one was not
+    problem: str | None  # why it was not written
     in_flight: bool
 
 
 _in_flight: list[int] = []  # on every rank: the step of the checkpoint that is being written beside training
 _to_copy: list[tuple[Objects, int]] = []  # on rank 0: what checkpoints will hold, and the step it began with
 _said: set[str] = set()
+_told: set[str] = set()  # on every rank: warnings that have come by one of their two ways, see `warn`
 
 
 def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False) -> bool:
@@ -102,6 +102,7 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
     """
     began, step = time.monotonic(), counters["step"]
     refuse_parts(objects)
+    finish(job)  # what became of the one before is said before anything of this one
     with phase("checkpoint"):
         rng = gather(job, random_state(job.device))
         warn_of_own_states(job, objects)
@@ -111,21 +112,17 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
         payload["orders"] = parameter_orders(objects)
 
     def check_and_write(progress: Progress) -> Refusal | _Saved:
-        earlier = _result(writer.wait(progress))
         if refused := refusal(objects, payload["objects"]):
             return refused
-        problem, in_flight = _write(run_dir / "checkpoints", payload, keep, must, began, progress)
-        return _Saved(earlier, problem, in_flight)
+        return _Saved(*_write(run_dir / "checkpoints", payload, keep, must, began, progress))
 
     saved = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
     assert saved is not None
     if isinstance(saved, Refusal):
         raise saved.error()
     _in_flight[:] = [step] if saved.in_flight else []
-    if saved.earlier:
-        _warn(job, *saved.earlier)
     if saved.problem:
-        _warn(job, step, saved.problem)
+        _warn(job, _not_written(step, saved.problem))
         if must:
             raise CheckpointFailed(f"the checkpoint of step {step} could not be written: {saved.problem}")
     return not saved.problem
@@ -148,8 +145,10 @@ def finish(job: Job) -> bool:
         problem, told = from_rank0(job, on_rank0(job, "checkpoint", wait)) or (None, False)
     else:  # user code has destroyed the groups after its last step
         problem, told = wait(progress) if job.rank == 0 else (None, False)
-    if problem and not told:
-        _warn(job, step, problem)
+    if problem and told:
+        warn(job, _not_written(step, problem))
+    elif problem:
+        _warn(job, _not_written(step, problem))
     return not problem
 
 
@@ -177,8 +176,20 @@ def look(step: int) -> str:
     if _to_copy and step > _to_copy[0][1]:
         objects, _ = _to_copy.pop()
         snapshot.prepare(objects.values())
-    problem = writer.failure()
-    return f"{problem}. The last good one is kept." if problem else ""
+    failed = writer.failure()
+    return _not_written(*failed) if failed else ""
+
+
+def warn(job: Job, text: str) -> None:
+    """Say what `look` has returned on rank 0, on every rank.
+
+    It comes twice, from the agreement and from whoever waits for the write: the first of the two says it.
+    """
+    if text in _told:
+        _told.remove(text)
+        return
+    _told.add(text)
+    _warn(job, text)
 
 
 def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
@@ -284,12 +295,9 @@ def _write(
     return done.result(), False
 
 
-def _result(write: writer.Write | None) -> tuple[int, str] | None:
-    """Step of a write that has failed, and why, unless all ranks know."""
-    problem = write and write.result()
-    return (write.step, problem) if write and problem and not write.told else None
+def _not_written(step: int, problem: str) -> str:
+    return f"checkpoint of step {step} not written: {problem}. The last good one is kept."
 
 
-def _warn(job: Job, step: int, problem: str) -> None:
-    text = "checkpoint of step %d not written: %s. The last good one is kept."
-    log.warning(text, step, problem, extra={"file_only": job.rank != 0})
+def _warn(job: Job, text: str) -> None:
+    log.warning("%s: %s", job.who(0), text, extra={"file_only": job.rank != 0})

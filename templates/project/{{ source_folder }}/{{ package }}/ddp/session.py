@@ -23,6 +23,7 @@ from . import faults
 from .agree import Agreement
 from .checkpoint import CheckpointSettings, finished_at_the_end
 from .checkpoint import look as look_at_checkpoints
+from .checkpoint import warn as warn_of_checkpoints
 from .clocks import Clocks
 from .errors import (
     CONFIG,
@@ -153,7 +154,7 @@ def session(
         keep_optimizers()
         log.info("world size %d on %s, %s", job.world_size, ", ".join(dict.fromkeys(job.hosts)), job.backend)
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
-        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints)
+        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints, warn_of_checkpoints)
         metrics = MetricLog(job, directory, logs)
         with finished_at_the_end(job):
             yield Session(job, directory, flags, agreement, metrics)

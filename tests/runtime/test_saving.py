@@ -202,7 +202,8 @@ def test_a_write_that_failed_is_told_once_and_before_anything_of_the_next(
     assert [path.name for path in root.iterdir()] == ["step_00000002"]
     for rank in (0, 1):
         log = (tmp_path / f"run/logs/rank{rank}.log").read_text()
-        assert len(re.findall(r"WARNING rank 0 \(\S+\): checkpoint of step 1 not written: InjectedFault", log)) == 1, log
+        warnings = re.findall(r"WARNING rank 0 \(\S+\): checkpoint of step 1 not written: InjectedFault", log)
+        assert len(warnings) == 1, log
         assert "checkpoint of step 2" not in log.partition("of step 1 not written")[0], log
         assert rank or "checkpoint of step 2 written" in log
     assert said.count("checkpoint of step 1 not written") == 1, "rank 0 says it aloud, and nobody else"

@@ -68,28 +68,42 @@ def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str
             return start, []
         start, end = found.start, _end_of(events, found.start)
         (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
-        said = _escaped(sentence(found, end))
+        said = escaped(sentence(found, end))
         return start, [f"![{said}](timeline.svg)", f"{said}."]
     except Exception as error:  # whatever the file holds: the report is what matters
-        return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
+        return start, [escaped(f"There is no picture of the ranks: {type(error).__name__}: {error}")]
 
 
-def _escaped(text: str) -> str:
-    """Names that users give their phases, so that Markdown takes them as they are."""
-    return re.sub(r"([\\`*\[\]()<>|#!])", r"\\\1", text)
+def escaped(text: str) -> str:
+    """Text of others (names of phases and metrics, messages) in one line that Markdown shows as it is, also in a table.
+
+    Only what would mean something there gets a backslash (GitHub Flavored Markdown, 2.4), since people read the file
+    as it is, too: `_` within a word does not, nor do brackets without square ones before them.
+    """
+    line = " ".join(text.split("\n")).replace("\r", " ")
+    line = re.sub(r"([\\`*\[\]<|~$]|&(?=[#\w])|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", line)
+    return re.sub(r"^(\s*\d*)([#>]|[-+=.)](?=[\s=-]|$))", r"\1\\\2", line)
+
+
+def _fenced(text: str) -> str:
+    """A block of code, within more backquotes than stand side by side in it."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
 def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
     events = outcome.attempts(run_dir)
     last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
-    parts = [f"# Run {run_dir.name}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
+    parts = [f"# Run {escaped(run_dir.name)}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
     if last.get("reason") and last["outcome"] != "done":
-        parts.append(f"**{last['kind']}**: {last['reason']}")
+        reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
+        parts.append(f"**{last['kind']}**: {reason}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
     drawn, picture_of_ranks = _picture(run_dir, events)
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []
-    parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
+    parts += [f"Stack of rank {rank}:\n\n{_fenced(stack)}" for rank, stack in last.get("stacks", {}).items()]
     parts += ["## Attempts", _attempt_table(events)]
     parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
@@ -107,10 +121,10 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
         parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
     slow = _slow(run_dir / "slow.jsonl")
     if slow:
-        parts += ["## Slow ranks and steps", "\n".join(f"- {text}" for text in slow[-10:])]
+        parts += ["## Slow ranks and steps", "\n".join(f"- {escaped(text)}" for text in slow[-10:])]
         parts += [f"The last 10 of {len(slow)}; all are in slow.jsonl."] if len(slow) > 10 else []
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
-    parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
+    parts += ["<details><summary>Effective settings, and who set each</summary>", _fenced(settings), "</details>"]
     return parts
 
 
@@ -157,9 +171,9 @@ def _rank_table(states: list[RankState]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+    lines = [[escaped(cell) for cell in row] for row in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:

@@ -282,6 +282,9 @@ def _verdict(
         reason = f"{names} {what}; last heard of in {place}{now}"
     else:
         reason = f"{names} {what}; {place}{f', at {lines}' if lines else ''}, idle for {first.idle_s:.0f} s"
+        for state in (state for state in map(states.__getitem__, ranks[1:8]) if state.phase != first.phase):
+            at = f", at {state.line}" if state.line else ""
+            reason += f"; {state.who}: phase {state.phase}, step {state.step}{at}, idle for {state.idle_s:.0f} s"
     return Verdict(STALLED, kind, reason + _victims(states, ranks), list(ranks), first.phase, first.step, advice)
 
 

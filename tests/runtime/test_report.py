@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from family_runs import train
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -94,3 +95,17 @@ def test_a_report_shows_names_as_they_are(part: Callable[[str], ModuleType], tmp
     ]
     fences = [each.content for each in tokens if each.type == "fence"]
     assert fences == [f"```\n{name}\n", f"  a.b  ```{name}```  (default)\n"]
+
+
+@pytest.mark.timeout(120)
+def test_the_launch_script_says_when_all_ranks_were_killed_and_starts_again(render: Callable[..., Path]) -> None:
+    project = render({"package": "killed", "model": "custom"}, name="killed")
+    words = ["--run.device", "cpu", "--log.tracker", "none", "--train.steps", "6"]
+    ended = train(project, *words, MAX_RESTARTS="1", DDP_FAULTS="kill@rank=all,step=3")
+    assert ended.code == 0, ended.output
+    said = "attempt 0 ended, stalled: Both ranks went silent after "
+    assert said in ended.output, ended.output
+    assert "last heard of in forward, step 3; restarting, 1 of 1" in ended.output
+    report = (ended.dir / "report.md").read_text()
+    assert "Start 1:\n\n![Both ranks went silent after " in report
+    assert "| 1 | 2 |" in report

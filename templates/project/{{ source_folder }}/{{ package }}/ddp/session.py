@@ -41,7 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
-from .report import outcome, report
+from .report import outcome, report, silence
 from .rng import make_deterministic
 from .same.buffers import check_network
 from .same.sources import compare_sources
@@ -278,6 +278,9 @@ def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: fl
         try:
             name = run.id or owner.new_directory(run.dir, time.strftime("%Y%m%d-%H%M%S"))
             holder = owner.claim(run.dir / name, os.getpid(), job.place.attempt, 3 * heartbeat_s)
+            if said := silence.record(run.dir / name):
+                log.warning("the last start of this run left no outcome: %s", said)
+                report.write(run.dir / name)
             outcome.begin(run.dir / name, job.place.attempt, job.world_size)
         except RunTaken as error:
             tell_all(job.store, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rank_state import RankState
-from . import outcome, picture, timeline, trace_events
+from . import outcome, picture, silence, timeline, trace_events
 from .chart import line_chart
 from .sentence import sentence
 from .speed import speed_rows, without_numbers
@@ -28,15 +29,16 @@ MARKS = {
 }
 
 
-def write(run_dir: Path) -> None:
+def write(run_dir: Path, running: bool = True) -> None:
     """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
 
+    Unless the run calls this itself (`running`), a start without an end may be one of which no rank has lived to tell.
     A problem here is a warning: the run's end must not depend on its report.
     """
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
-        text = "\n\n".join(_sections(run_dir, metrics)) + "\n"
+        text = "\n\n".join(_sections(run_dir, metrics, running)) + "\n"
         (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
@@ -59,11 +61,11 @@ def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
     return following[0] if following and following[0]["event"] == "end" else {}
 
 
-def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str]]:
+def _picture(run_dir: Path, events: list[dict[str, Any]], silent: timeline.Timeline | None) -> tuple[int, list[str]]:
     """Draw the last end that was not clean, if there was one; returns which start it was of, and what to say of it."""
     start = sum(event["event"] == "start" for event in events)
     try:
-        found = timeline.load(run_dir)
+        found = silent or timeline.load(run_dir)
         if found is None:
             return start, []
         start, end = found.start, _end_of(events, found.start)
@@ -92,15 +94,17 @@ def _fenced(text: str) -> str:
     return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
-def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
+def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> list[str]:
     events = outcome.attempts(run_dir)
+    left = None if running else silence.seen(run_dir, events)
+    events += [left[1]] if left else []
     last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
     parts = [f"# Run {escaped(run_dir.name)}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
     if last.get("reason") and last["outcome"] != "done":
         reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
         parts.append(f"**{last['kind']}**: {reason}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
-    drawn, picture_of_ranks = _picture(run_dir, events)
+    drawn, picture_of_ranks = _picture(run_dir, events, left and left[0])
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []
     parts += [f"Stack of rank {rank}:\n\n{_fenced(stack)}" for rank, stack in last.get("stacks", {}).items()]
@@ -214,6 +218,7 @@ def main() -> None:
     """Make the reports of the run directories that the command line names, or a trace of one of them."""
     parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
     parser.add_argument("runs", nargs="*", type=Path, help="run directories; --trace takes the newest in runs/")
+    parser.add_argument("--ended", action="store_true", help="no rank is alive: if none has left an outcome, make one")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
     options = parser.parse_args()
     runs = options.runs
@@ -228,17 +233,21 @@ def main() -> None:
             sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
         if options.trace:
             _write_trace(run_dir, options.trace)
-        else:
-            write(run_dir)
-            print(run_dir / "report.md")
+            continue
+        if options.ended and not silence.may_go_on(run_dir, os.environ) and (said := silence.record(run_dir)):
+            print(said)
+        write(run_dir, running=False)
+        print(run_dir / "report.md")
 
 
 def _write_trace(run_dir: Path, path: Path) -> None:
     try:
-        found = timeline.load(run_dir)
+        events = outcome.attempts(run_dir)
+        left = silence.seen(run_dir, events)
+        found = left[0] if left else timeline.load(run_dir)
         if found is None:
             sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
-        trace_events.write(found, _end_of(outcome.attempts(run_dir), found.start), path)
+        trace_events.write(found, left[1] if left else _end_of(events, found.start), path)
     except (OSError, ValueError) as error:
         sys.exit(f"error: no trace of {run_dir}: {error}")
     print(path)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ranks import ranges
-from .timeline import Row, Timeline
+from .timeline import NO_WORD, Row, Span, Timeline
 
 CLOCKS = {
     "collective_s": "collective clock",
@@ -73,6 +73,8 @@ def since(row: Row) -> float:
 
 def sentence(timeline: Timeline, end: Mapping[str, Any]) -> str:
     """One line, without a full stop. `end` has the fields of outcome.json."""
+    if timeline.silent:
+        return _silent(timeline)
     named = [timeline.rows[rank] for rank in end.get("first_ranks") or [] if rank < len(timeline.rows)]
     others = [row for row in timeline.rows if row not in named]
     if named:
@@ -89,6 +91,29 @@ def sentence(timeline: Timeline, end: Mapping[str, Any]) -> str:
     return line + (f"; the {clock} rang at {time_of_day(timeline, timeline.rang_at)}" if clock else "")
 
 
+def heard_of(row: Row) -> Span | None:
+    """The last that is known of a rank that did not live to tell."""
+    return next((span for span in reversed(row.spans) if span.phase != NO_WORD), None)
+
+
+def _silent(timeline: Timeline) -> str:
+    """No rank has lived to tell."""
+    who = {1: "The only rank", 2: "Both ranks"}.get(len(timeline.rows), f"All {len(timeline.rows)} ranks")
+    line = f"{who} went silent after {time_of_day(timeline, timeline.rang_at)}"
+    places: dict[str, list[Row]] = {}
+    steps = []
+    for row in timeline.rows:
+        if span := heard_of(row):
+            places.setdefault(phase_name(span.phase), []).append(row)
+            steps.append(span.step)
+    if not places:
+        return f"{line}, and left no word of where they were"
+    alike = len(places) == 1 and len(steps) == len(timeline.rows)
+    texts = list(places) if alike else [f"{name} ({_who(rows).lower()})" for name, rows in places.items()]
+    span_of_steps = f"step {min(steps)}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
+    return f"{line}, last heard of in {_listed(texts)}, {span_of_steps}"
+
+
 def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[Row]) -> list[str]:
     """A clause for those that were to blame, or one for each phase in which some of them were."""
     first = next((row for row in named if row.last), named[0])
@@ -100,7 +125,7 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
     groups = _by_phase(timeline, named)
     place = f"in {phase_name(phase or 'an unknown phase')}"
     if len(groups) > 1:
-        place = "in " + _listed([f"{name} (rank{'s' * (len(rows) > 1)} {_numbers(rows)})" for name, rows in groups])
+        place = "in " + _listed([f"{name} ({_who(rows).lower()})" for name, rows in groups])
     if kind == "rank_killed" and all(row.ended is None for row in named):
         return [f"{who} fell silent {place}"]
     if kind == "rank_killed":
@@ -143,11 +168,7 @@ def _by_phase(timeline: Timeline, rows: Sequence[Row]) -> list[tuple[str, list[R
 
 
 def _who(rows: Sequence[Row]) -> str:
-    return f"Rank{'s' * (len(rows) > 1)} {_numbers(rows)}"
-
-
-def _numbers(rows: Sequence[Row]) -> str:
-    return ranges([row.rank for row in rows])
+    return f"Rank{'s' * (len(rows) > 1)} {ranges([row.rank for row in rows])}"
 
 
 def _listed(clauses: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ Rank 0 copies the state to host memory, and a thread writes that copy, aside, sy
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import time
@@ -20,8 +21,8 @@ from pydantic import BaseModel, Field
 from .agree import from_rank0, gather
 from .errors import CheckpointFailed, RunFailed, StopRequested
 from .guard import Progress, on_rank0
+from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
-from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
 from .saving import directory, snapshot, writer
 from .start.groups import Job
@@ -114,6 +115,7 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
     def check_and_write(progress: Progress) -> Refusal | _Saved:
         if refused := refusal(objects, payload["objects"]):
             return refused
+        _note_wrappers(run_dir, objects)
         return _Saved(*_write(run_dir / "checkpoints", payload, keep, must, began, progress))
 
     saved = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
@@ -293,6 +295,18 @@ def _write(
     done = writer.wait(note)
     assert done is not None
     return done.result(), False
+
+
+def _note_wrappers(run_dir: Path, objects: Objects) -> None:
+    """For export, beside the checkpoints: what in their names is no name of the bare module."""
+    text = json.dumps({name: wrapped(item) for name, item in objects.items()})
+    if (key := f"{run_dir} {text}") in _said:
+        return
+    _said.add(key)
+    try:
+        (run_dir / WRAPPED).write_text(text + "\n")
+    except OSError as error:
+        log.warning("%s not written, so export has to guess: %s", WRAPPED, error)
 
 
 def _not_written(step: int, problem: str) -> str:

@@ -406,3 +406,26 @@ def test_without_safetensors_one_line_says_what_to_install(project: Path, tmp_pa
     )
     assert done.returncode == 78
     assert done.stderr == "error: safetensors is not installed\n  -> pip install safetensors\n"
+
+
+MOUNTS = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:40 / /scratch rw shared:7 - nfs4 server:/export/one rw,vers=4.2
+31 22 0:41 / /scratch rw - lustre 10.0.0.1@o2ib:/two rw
+33 22 0:42 / /home/a\040b rw - fuse.sshfs host:/x\040y rw
+cut short
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/scratch/runs/first", "lustre of 10.0.0.1@o2ib:/two at /scratch"),
+        ("/scratch", "lustre of 10.0.0.1@o2ib:/two at /scratch"),
+        ("/scratch2/runs", "ext4 of /dev/sda1 at /"),
+        ("/home/a b/runs", "fuse.sshfs of host:/x y at /home/a b"),
+    ],
+)
+def test_the_file_system_of_a_path_is_the_last_one_mounted_over_it(part: Part, path: str, says: str) -> None:
+    assert part("saving.mounts").file_system(path, MOUNTS) == says
+    assert part("saving.mounts").file_system(path, "nonsense") == "unknown file system"
+    assert " at /" in part("saving.mounts").file_system("/proc/self")

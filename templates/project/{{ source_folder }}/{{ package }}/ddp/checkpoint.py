@@ -24,7 +24,7 @@ from .guard import Progress, on_rank0
 from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
 from .rng import random_state, restore_random_state
-from .saving import directory, snapshot, writer
+from .saving import directory, mounts, snapshot, writer
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 from .trace.heartbeat import phase, progress
@@ -278,12 +278,13 @@ def _write(
         if frozen not in _said:
             log.info("training stands still while a checkpoint is written: %s", frozen)
             _said.add(frozen)
-        return directory.write(root, payload, keep, note), False
+        told = mounts.naming(lambda text: note(f"checkpoint of step {step}: {text}"), root)
+        return directory.write(root, payload, keep, told), False
     whole = payload | {"objects": frozen.state}
     stood_s = time.monotonic() - began
 
     def work(note: Progress) -> str | None:
-        problem = directory.write(root, whole, keep, note, frozen.block.holds)
+        problem = directory.write(root, whole, keep, mounts.naming(note, root), frozen.block.holds)
         if problem is None:
             still = "" if must else f", beside training, which stood still for {stood_s:.2f} s"
             log.info("checkpoint of step %d written in %.1f s%s", step, time.monotonic() - began, still)

@@ -93,8 +93,7 @@ def train(project: Path, *arguments: str, launcher: str = "torchrun", ranks: int
         NPROC=str(ranks),
         OMP_NUM_THREADS="1",
         DDP_RUN__ID=run_id,
-        MAX_RESTARTS="0",
-        **variables,
+        **{"MAX_RESTARTS": "0", **variables},
     )
     ended = subprocess.run(
         [*command, *arguments],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 from saved.config import Settings  # type: ignore[import-not-found]
 from saved.ddp import checkpoint, load, step_done  # type: ignore[import-not-found]
-from saved.ddp.saving import host_memory  # type: ignore[import-not-found]
+from saved.ddp.saving import host_memory, writer  # type: ignore[import-not-found]
 from saved.ddp.session import session  # type: ignore[import-not-found]
 
 what = sys.argv[1]
@@ -20,7 +21,13 @@ with session(settings.run, settings.clocks, settings.log, settings.preempt) as r
         host_memory.available = lambda: 1000.0
     for step in (1, 2):
         step_done(step, 0)
+        if what == "agrees" and step == 2:
+            while run.job.rank == 0 and not writer._newest[0].done.is_set():  # the write of step 1 fails
+                time.sleep(0.01)
+            run.agreement.poll(step)  # says so, to be heard at the next poll
         assert checkpoint.save(run.job, run.dir, {"step": step}, objects, keep=5)
         print("copied", (run.dir / f"checkpoints/step_{step:08d}").is_dir(), flush=True)
+        if what == "agrees" and step == 2:
+            run.agreement.poll(step)
     if what == "raises":
         raise ValueError("after the save")

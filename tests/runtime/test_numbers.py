@@ -82,13 +82,18 @@ LAUNCHES = {
     "start", [pytest.param(one, marks=[] if one == "script" else pytest.mark.slow) for one in LAUNCHES]
 )
 def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path) -> None:
+    """Also where another python is first on the PATH, and on the GPUs that were given, whichever a rank has taken."""
+    (project / "src/digits/__init__.py").write_text(
+        'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("LOCAL_RANK", "7")\n'
+    )
     variables = {
         "NPROC": "2",
         "MAX_RESTARTS": "0",
         "PYTHONPATH": str(project / "src"),
         "DDP_RUN__ID": f"stopped-{start}",
     }
-    typed = f"DDP_TRAIN__CLIP_NORM=0.5 {LAUNCHES[start]} {' '.join(SHORT)} --train.steps 400 --run.resume false"
+    given = "CUDA_VISIBLE_DEVICES=3,5 DDP_TRAIN__CLIP_NORM=0.5"
+    typed = f"{given} {LAUNCHES[start]} {' '.join(SHORT)} --train.steps 400 --run.resume false"
     code, output = run(typed, project, DDP_FAULTS="term@rank=0,step=7", **variables)
     assert code == (1 if start == "torchrun" else 75), "\n".join(output)
     if start == "torchrun":  # its own table comes after whatever a rank says
@@ -96,12 +101,19 @@ def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path
     else:
         told = len(output) - 1
         assert "to go on from the newest checkpoint:" in output[-2]
+    assert " CUDA_VISIBLE_DEVICES=3,5 " in output[told]
     assert "DDP_TRAIN__CLIP_NORM=0.5" in output[told]
     run_dir = project / "runs" / f"stopped-{start}"
     stopped = json.loads((run_dir / "outcome.json").read_text())
     assert stopped["outcome"] == "stopped"
 
     bare = environment(OMP_NUM_THREADS="1")
+    if start != "script":  # which takes VENV, .venv or the python on the PATH, at each start
+        other = tmp_path / "bin/python"
+        other.parent.mkdir()
+        other.write_text("#!/bin/sh\nexit 9\n")
+        other.chmod(0o755)
+        bare["PATH"] = f"{other.parent}:{bare['PATH']}"
     elsewhere = subprocess.run(
         ["bash", "-c", output[told]], cwd=tmp_path, env=bare, text=True, timeout=200, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -110,7 +122,7 @@ def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path
     assert "resumed from" in elsewhere.stdout
     assert json.loads((run_dir / "outcome.json").read_text())["outcome"] == "done"
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    first = next(row for row in lines if row["step"] > stopped["step"] and "loss" in row)
+    first = next(row for row in lines if row["step"] > stopped["step"] + 1 and "loss" in row)  # one step has no time
     assert 0 < first["step_seconds"] < first["elapsed_seconds"], "of this start, without what came before its steps"
 
 

@@ -8,9 +8,12 @@ import importlib
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
+import textwrap
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,12 +239,14 @@ def test_what_a_killed_writer_of_this_host_has_left_goes_at_once(part: Part, tmp
     assert sorted(path.name for path in tmp_path.glob(".writing-*")) == sorted(names[1:]), "others may be at work"
 
 
-def run(project: Path, tmp_path: Path, what: str, faults: str = "") -> tuple[str, Path]:
+def run(project: Path, tmp_path: Path, what: str, faults: str = "", ranks: int = 0) -> tuple[str, Path]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     environment |= {"PYTHONPATH": str(project / "src"), "DDP_RUN__DIR": str(tmp_path), "DDP_RUN__ID": "run"}
     environment |= {"DDP_FAULTS": faults, "OMP_NUM_THREADS": "1"}
     script = str(Path(__file__).with_name("saving_script.py"))
-    command = [sys.executable, script, what]
+    alone = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    launcher = ["-m", "torch.distributed.run", *alone, "--local-addr", "127.0.0.1"] if ranks else []
+    command = [sys.executable, *launcher, script, what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     outcome = json.loads((tmp_path / "run/outcome.json").read_text())
     return f"{outcome['kind']}\n{done.stdout}{done.stderr}", tmp_path / "run/checkpoints"
@@ -270,6 +275,23 @@ def test_an_error_while_it_is_written_costs_that_checkpoint(project: Path, tmp_p
     assert [path.name for path in root.iterdir()] == ["step_00000002"]
 
 
+@pytest.mark.parametrize("what", ["trains", "agrees"])
+def test_a_write_that_failed_is_told_once_and_before_anything_of_the_next(
+    project: Path, tmp_path: Path, what: str
+) -> None:
+    """On both ranks, by the next save; also when rank 0 has told it at an agreement that is not over yet."""
+    said, root = run(project, tmp_path, what, "raise@step=1,phase=checkpoint:write", ranks=2)
+    assert said.startswith("benign"), said
+    assert [path.name for path in root.iterdir()] == ["step_00000002"]
+    for rank in (0, 1):
+        log = (tmp_path / f"run/logs/rank{rank}.log").read_text()
+        warnings = re.findall(r"WARNING rank 0 \(\S+\): checkpoint of step 1 not written: InjectedFault", log)
+        assert len(warnings) == 1, log
+        assert "checkpoint of step 2" not in log.partition("of step 1 not written")[0], log
+        assert rank or "checkpoint of step 2 written" in log
+    assert said.count("checkpoint of step 1 not written") == 1, "rank 0 says it aloud, and nobody else"
+
+
 def test_without_memory_for_a_copy_training_stands_still_and_says_so_once(project: Path, tmp_path: Path) -> None:
     said, root = run(project, tmp_path, "no memory")
     assert said.startswith("benign"), said
@@ -278,20 +300,24 @@ def test_without_memory_for_a_copy_training_stands_still_and_says_so_once(projec
     assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
 
 
-INFERENCE = """
-import sys, yaml, torch
-from pathlib import Path
-from safetensors.torch import load_model
-from saved.model import ModelSettings, build_model
-settings = yaml.safe_load(Path("settings.yaml").read_text())
-network = build_model(ModelSettings(**settings["model"]))
-load_model(network, "weights.safetensors")
+def snippet(text: str) -> str:
+    """The lines that load what was exported, as a reader copies them."""
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.strip() == "from pathlib import Path")
+    last = next(number for number, line in enumerate(lines) if line.strip() == "network.eval()")
+    return textwrap.dedent("\n".join([*lines[first : last + 1], ""]))
+
+
+AFTER = """
+import sys, torch
+assert not network.training
 assert not [name for name in sys.modules if name.startswith("saved.ddp")], "needs nothing of the plumbing"
 torch.save(network.state_dict(), "loaded.pt")
 """
 
 
 def test_exported_weights_are_loaded_without_the_plumbing(project: Path, part: Part, tmp_path: Path) -> None:
+    """By the lines that stand in README, documentation and docstring."""
     pytest.importorskip("safetensors")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     environment |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
@@ -302,13 +328,23 @@ def test_exported_weights_are_loaded_without_the_plumbing(project: Path, part: P
         done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "average of step 3" in done.stdout
+    noted = json.loads((tmp_path / "run/wrapped.json").read_text())
+    assert {name: noted[name] for name in ("model", "average")} == {"model": [], "average": ["module"]}
+    readme = snippet((project / "README.md").read_text())
+    docs = (Path(__file__).parents[2] / "docs/how-it-works.md").read_text()
+    assert snippet(docs).replace("digits", "saved") == readme
+    assert snippet(part("export").__doc__).replace("<package>", "saved") == readme
     bare = tmp_path / "bare" / "saved"
     bare.mkdir(parents=True)
     for name in ("__init__.py", "model.py", "data.py"):
         (bare / name).write_text((project / "src/saved" / name).read_text())
     environment["PYTHONPATH"] = str(bare.parent)
     done = subprocess.run(
-        [sys.executable, "-c", INFERENCE], cwd=tmp_path / "run/export", env=environment, capture_output=True, text=True
+        [sys.executable, "-c", readme + AFTER],
+        cwd=tmp_path / "run/export",
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     loaded = torch.load(tmp_path / "run/export/loaded.pt", weights_only=True)
@@ -322,12 +358,125 @@ def test_tied_weights_are_exported_once(part: Part) -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     network[1].weight = network[0].weight
     network.register_buffer("column", torch.arange(6).view(2, 3)[:, 1])
-    ddp = {f"module._orig_mod.{name}": value for name, value in network.state_dict().items()}
-    for given in (network.state_dict(), ddp):
-        kept, tied = part("export").weights(given)
-        assert tied == {"1.weight": "0.weight"}
-        assert kept.keys() == {"0.weight", "0.bias", "1.bias", "column"}
-        assert kept["column"].is_contiguous()
+    kept, tied = part("export").weights(network.state_dict())
+    assert tied == {"1.weight": "0.weight"}
+    assert kept.keys() == {"0.weight", "0.bias", "1.bias", "column"}
+    assert kept["column"].is_contiguous()
+
+
+class Holder(torch.nn.Module):
+    """A network of which all that counts is in a child named as those of wrappers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.ModuleDict({"_orig_mod": torch.nn.Linear(2, 2)})
+
+
+def compiled_inside() -> torch.nn.Module:
+    network = Holder()
+    network.module["_orig_mod"] = torch.compile(network.module["_orig_mod"])
+    return network
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: Holder(),
+        lambda: torch.nn.DataParallel(Holder()),
+        lambda: torch.compile(Holder()),
+        lambda: torch.nn.DataParallel(torch.compile(Holder())),
+        compiled_inside,
+        lambda: torch.optim.swa_utils.AveragedModel(Holder()),
+        lambda: torch.optim.swa_utils.AveragedModel(torch.nn.DataParallel(Holder())),
+        lambda: torch.nn.Sequential(torch.nn.DataParallel(Holder())),
+    ],
+)
+def test_exported_names_are_those_of_the_bare_module(part: Part, wrap: Callable[[], torch.nn.Module]) -> None:
+    """A child of the user's own keeps its name, whatever it is called, and wrappers lose theirs, in any order."""
+    network = wrap()
+    inside = "0.module._orig_mod" if isinstance(network, torch.nn.Sequential) else "module._orig_mod"
+    found = part("export").bare(network.state_dict(), part("restore").wrapped(network))
+    assert list(found) == [f"{inside}.weight", f"{inside}.bias"]
+
+
+def test_names_in_checkpoints_of_older_releases_are_guessed(part: Part) -> None:
+    state = {"n_averaged": 1, "module._orig_mod.weight": 2, "module.layer._orig_mod.bias": 3}
+    assert part("export").bare(state, None) == {"weight": 2, "layer.bias": 3}
+    assert part("export").bare({"module.weight": 1, "head.bias": 2}, None) == {"module.weight": 1, "head.bias": 2}
+
+
+class WithExtra(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"seen": 7}
+
+    def set_extra_state(self, _state: Any) -> None:
+        pass
+
+
+def saved_run(part: Part, run_dir: Path) -> torch.nn.Module:
+    """A run with one checkpoint, of DDP's names without a process group."""
+    network = torch.nn.DataParallel(torch.nn.Sequential(WithExtra(2, 2), torch.nn.Linear(2, 2)))
+    payload = {"format": 1, "counters": {"step": 3}, "rng": [0], "objects": {"model": network.state_dict()}}
+    assert part("saving.directory").write(run_dir / "checkpoints", payload, 5, lambda _note: None) is None
+    return network
+
+
+def test_what_is_no_tensor_is_left_out_and_named(part: Part, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    network = saved_run(part, tmp_path)
+    said = part("export").export(tmp_path, tmp_path / "to")
+    assert "4 tensors" in said
+    assert "\nleft out, as no tensors: 0._extra_state; network.load_state_dict(" in said
+    fresh = torch.nn.Sequential(WithExtra(2, 2), torch.nn.Linear(2, 2))
+    fresh.load_state_dict(safetensors.load_file(tmp_path / "to/weights.safetensors"), strict=False)
+    assert torch.equal(fresh[1].bias, network.module[1].bias)
+    assert (tmp_path / "to/weights.safetensors").stat().st_mode == (tmp_path / "to/settings.yaml").stat().st_mode
+
+
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"  # Python ignores SIGXFSZ
+
+
+@pytest.mark.parametrize(("where", "before"), [("file", ""), ("file/inside", ""), ("/proc/to", ""), ("to", FULL)])
+def test_where_nothing_can_be_written_one_line_says_so_and_nothing_is_left(
+    project: Path, part: Part, tmp_path: Path, where: str, before: str
+) -> None:
+    """A file in the way, a directory that cannot be made, and no room."""
+    pytest.importorskip("safetensors")
+    saved_run(part, tmp_path)
+    (tmp_path / "file").write_text("mine")
+    code = f"import sys; from saved.ddp.export import main\n{before}sys.exit(main())"
+    command = [sys.executable, "-c", code, str(tmp_path), "--to", str(tmp_path / where)]
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 78, done.stderr
+    problem, remedy = done.stderr.splitlines()
+    assert problem.startswith(f"error: nothing is exported to {tmp_path / where}: ")
+    assert remedy == "  -> give --to a directory that can be made and written to, with room"
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "to").exists() or not list((tmp_path / "to").iterdir())
+
+
+def test_settings_keep_their_types_on_the_way_to_the_exported_file(project: Path, part: Part, tmp_path: Path) -> None:
+    """Also what text does not tell apart: '12' and 12, 'None' and nothing, a list and its text."""
+    values: dict[str, Any] = {"own": {"text": "12", "number": 12, "word": "None", "nothing": None, "flag": "true"}}
+    values |= {
+        "train": {"precision": "auto", "small": 1e-05},
+        "data": {"list": [1, "1"], "path": "a: b", "lines": "a\nb"},
+    }
+    leaves = list(part("start.settings").leaves(values))
+    rows = [(".".join(where), str(value), "default") for where, value in leaves]
+    logs = part("start.logs")
+    job = types.SimpleNamespace(
+        precision="bf16", place=types.SimpleNamespace(attempt=0, launcher="none"), hosts=("n1",)
+    )
+    logs.describe(tmp_path, job, logs.TypedRows(rows, values))
+    chosen = {**values, "train": {"precision": "bf16", "small": 1e-05}}
+    assert part("export").settings_of(tmp_path) == chosen
+    older = (tmp_path / "settings.txt").read_text().replace("  12  (default)\n", "  13  (default)\n")
+    (tmp_path / "settings.txt").write_text(older)
+    assert part("export").settings_of(tmp_path)["own"]["number"] == 13, "an older release has made the last start"
+    (tmp_path / "settings.yaml").unlink()
+    assert part("export").settings_of(tmp_path)["train"]["precision"] == "bf16"
 
 
 def test_without_safetensors_one_line_says_what_to_install(project: Path, tmp_path: Path) -> None:
@@ -338,3 +487,26 @@ def test_without_safetensors_one_line_says_what_to_install(project: Path, tmp_pa
     )
     assert done.returncode == 78
     assert done.stderr == "error: safetensors is not installed\n  -> pip install safetensors\n"
+
+
+MOUNTS = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:40 / /scratch rw shared:7 - nfs4 server:/export/one rw,vers=4.2
+31 22 0:41 / /scratch rw - lustre 10.0.0.1@o2ib:/two rw
+33 22 0:42 / /home/a\040b rw - fuse.sshfs host:/x\040y rw
+cut short
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/scratch/runs/first", "lustre of 10.0.0.1@o2ib:/two at /scratch"),
+        ("/scratch", "lustre of 10.0.0.1@o2ib:/two at /scratch"),
+        ("/scratch2/runs", "ext4 of /dev/sda1 at /"),
+        ("/home/a b/runs", "fuse.sshfs of host:/x y at /home/a b"),
+    ],
+)
+def test_the_file_system_of_a_path_is_the_last_one_mounted_over_it(part: Part, path: str, says: str) -> None:
+    assert part("saving.mounts").file_system(path, MOUNTS) == says
+    assert part("saving.mounts").file_system(path, "nonsense") == "unknown file system"
+    assert " at /" in part("saving.mounts").file_system("/proc/self")

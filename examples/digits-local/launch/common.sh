@@ -325,6 +325,15 @@ forget_request() { # forget_request RUN_DIRECTORY
   if grep -qs '^signal ' "$1/stop"; then rm -f "$1/stop"; fi
 }
 
+count_events() { wc -l 2>/dev/null <"$run_directory/attempts.jsonl" || echo 0; }
+
+# note_silence CODE EVENTS: where no rank has left an outcome though training had begun (there are more events than
+# EVENTS), all were killed. Then one is made, with a report, from what is on disk.
+note_silence() {
+  [ "$1" != 0 ] && [ ! -e "$run_directory/outcome.json" ] && [ "$(count_events)" -gt "$2" ] || return 0
+  python -m digits.ddp.report --ended "$run_directory" >&2 || true
+}
+
 # say_how_to_go_on CODE VARIABLES COMMAND...: the last line of a run that can go on, to be copied. VARIABLES, joined by
 # commas, go with it where they are set, as DDP_ ones do.
 say_how_to_go_on() {

@@ -112,8 +112,10 @@ while :; do
   [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
   code=0
+  events=$(count_events)
   if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
   if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi
+  [ "$nnodes" -gt 1 ] || note_silence "$code" "$events" # ranks on other nodes may still be about to leave one
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code")
 
   if [ "$restart" != restart ]; then decision="exit code $code"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ from conftest import PROJECT, QUICK, Launch
 from digits.ddp.clocks import Clocks
 from digits.ddp.errors import DataFailed
 from digits.ddp.kinds import Verdict
-from digits.ddp.report import outcome, picture, report, timeline
+from digits.ddp.processes import began, space
+from digits.ddp.rank_state import RankState
+from digits.ddp.report import outcome, picture, report, silence, timeline
 from digits.ddp.report.sentence import sentence
 from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
@@ -145,6 +148,179 @@ def test_a_killed_rank_was_where_it_was_found_not_where_its_last_heartbeat_was(t
     assert last is not None
     assert f"Rank 1 fell silent in {last.phase}" in sentence(rows, told)
     assert f"rank_killed, step {last.step};" in picture.draw(rows, told)
+
+
+def two_hang(run_dir: Path) -> End:
+    """Rank 1 in data, and rank 3 in forward from a little later on, while ranks 0 and 2 wait for both."""
+    end = made_up(run_dir, 4, 1)
+    head, *lines = [json.loads(line) for line in (run_dir / timeline.FILE).read_text().splitlines()]
+    lines[1]["changes"].pop()
+    lines[3]["changes"].pop()
+    lines[3]["waiting"] = False
+    (run_dir / timeline.FILE).write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+    return end | {"phase": "data"}
+
+
+WHILE = "while ranks 0, 2 waited in DDP's all_reduce; the 31 s stall clock rang at"
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"first_ranks": [1, 3]}, f"Rank 1 was in data for 31 s and rank 3 was in forward for 31 s, {WHILE}"),
+        ({"first_ranks": [1]}, f"Rank 1 was in data for 31 s and rank 3 was in forward for 31 s, {WHILE}"),
+        (
+            {"first_ranks": [3], "phase": "forward"},
+            f"Rank 3 was in forward for 31 s and rank 1 was in data for 31 s, {WHILE}",
+        ),
+        (
+            {"first_ranks": [1, 3], "kind": "straggler"},
+            "Rank 1 was slow, not stuck, in data for 31 s and rank 3 was slow, not stuck, in forward for 31 s, while",
+        ),
+        (
+            {"first_ranks": [1], "kind": "dataloader_stalled", "reason": "rank 1 (node00) raised DataFailed: no batch"},
+            "Rank 1 raised DataFailed in data at",
+        ),
+        (
+            {"first_ranks": [1, 3], "kind": "rank_killed"},
+            f"Ranks 1, 3 fell silent in data (rank 1) and forward (rank 3) {WHILE}",
+        ),
+    ],
+)
+def test_all_that_waited_for_nobody_are_told_with_their_phase(tmp_path: Path, found: End, says: str) -> None:
+    """Those that are blamed first; of others that stood still only where they were, which blames nobody."""
+    end = two_hang(tmp_path) | found
+    rows = timeline.load(tmp_path)
+    assert rows is not None
+    said = sentence(rows, end)
+    assert said.startswith(says)
+    assert "rank 3" in said.lower() or len(end["first_ranks"]) == 2
+    assert len(marked(picture.draw(rows, end))) == len(end["first_ranks"])
+
+
+def left_behind(run_dir: Path, ranks: int = 4, owner: End | None = None) -> None:
+    """What a start leaves whose ranks are all killed between two heartbeats."""
+    now = time.time()
+    for name in ("heartbeats", "logs"):
+        (run_dir / name).mkdir()
+    for rank in range(ranks):
+        (run_dir / f"logs/rank{rank}.log").write_text("")
+        os.utime(run_dir / f"logs/rank{rank}.log", (now - 3, now - 3))
+        phase = "forward" if rank == 1 else "backward"
+        state = RankState(rank, "n1", phase, step=40, in_phase_s=0.2, waits_in="" if rank == 1 else "backward")
+        (run_dir / f"heartbeats/rank{rank}.json").write_text(state.to_json())
+        os.utime(run_dir / f"heartbeats/rank{rank}.json", (now - 20, now - 20))
+    (run_dir / "environment.txt").write_text("".join(f"rank {rank} host n1\n" for rank in range(ranks)))
+    start = {"event": "start", "attempt": 0, "world_size": ranks, "time": now - 60}
+    (run_dir / "attempts.jsonl").write_text(json.dumps(start) + "\n")
+    os.utime(run_dir / "attempts.jsonl", (now - 60, now - 60))
+    if owner:
+        (run_dir / "owner.json").write_text(json.dumps({"token": "", "job": "", "quiet_s": 90, **owner}))
+
+
+SILENT = "All 4 ranks went silent after "
+HEARD = ", last heard of in backward (ranks 0, 2-3) and forward (rank 1), step 40"
+ELSEWHERE = {"host": "elsewhere", "space": "1", "pid": 1, "began": "1"}
+HERE = {"host": socket.gethostname(), "space": space()}
+
+
+@pytest.mark.parametrize(
+    ("owner", "over"),
+    [
+        (None, True),
+        ({**HERE, "pid": os.getpid(), "began": began(os.getpid())}, False),
+        ({**HERE, "pid": os.getpid(), "began": "another process of that number"}, True),
+        (ELSEWHERE, False),
+        ({**ELSEWHERE, "quiet_s": 10}, True),
+    ],
+    ids=["given back", "alive", "gone", "perhaps alive elsewhere", "silent elsewhere"],
+)
+def test_of_a_start_that_no_rank_survived_the_report_has_what_the_files_tell(
+    tmp_path: Path, owner: End | None, over: bool
+) -> None:
+    """With a picture, and only if it is not going on. Nothing is left that a start would take for an outcome."""
+    left_behind(tmp_path, owner=owner)
+    before = {path.name for path in tmp_path.iterdir()}
+    ended = command(str(tmp_path), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    text = (tmp_path / "report.md").read_text()
+    assert (SILENT in text) == over
+    assert {path.name for path in tmp_path.iterdir()} - before - {"timeline.svg"} == {"report.md", "loss.svg"}
+    if not over:
+        assert "no outcome yet" in text
+        return
+    said = text.partition("![")[2].partition("]")[0]
+    assert said.startswith(SILENT)
+    assert said.endswith(HEARD)
+    svg = (tmp_path / "timeline.svg").read_text()
+    assert texts(svg, "title") == [said]
+    assert "no word, 17 s" in texts(svg)
+    assert any(text.startswith("the last sign of life, ") for text in texts(svg))
+    assert not marked(svg)
+    assert f"| stalled | {said} |" in text
+
+
+def test_heartbeats_of_an_earlier_start_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    left_behind(tmp_path)
+    path = tmp_path / "heartbeats/rank1.json"
+    os.utime(path, (time.time() - 600, time.time() - 600))
+    report.write(tmp_path, running=False)
+    assert "last heard of in backward (ranks 0, 2-3), step 40" in (tmp_path / "report.md").read_text()
+    for path in (tmp_path / "heartbeats").iterdir():
+        path.unlink()
+    report.write(tmp_path, running=False)
+    assert ", and left no word of where they were" in (tmp_path / "report.md").read_text()
+
+
+def test_what_interpreters_have_written_of_their_end_is_told(tmp_path: Path) -> None:
+    left_behind(tmp_path)
+    (tmp_path / "stacks").mkdir()
+    for rank, words in enumerate(["", "Timeout (0:00:15)!", "Timeout (0:00:15)!", "Fatal Python error: Aborted"]):
+        (tmp_path / f"stacks/rank{rank}.txt").write_text(f"=== attempt 0, pid 7\n{words}\n")
+    assert silence.record(tmp_path)
+    end = json.loads((tmp_path / "outcome.json").read_text())
+    assert end["first_ranks"] == [1, 2, 3]
+    assert "; ranks 1-2 could run no Python code for clocks.silent_s" in end["reason"]
+    assert "; rank 3 crashed" in end["reason"]
+    assert (end["exit_code"], end["restart"], end["attempt"]) == (70, True, 0)
+    assert not silence.record(tmp_path), "once"
+
+
+def test_when_all_ranks_are_killed_at_once_the_next_start_says_so(launch: Launch) -> None:
+    killed = launch(*QUICK, faults="kill@rank=all,step=5", run_id="silent")
+    assert killed.code == 1
+    assert not (killed.run_dir / "outcome.json").exists()
+    ended = command("--trace", str(killed.run_dir / "trace.json"), str(killed.run_dir), cwd=killed.run_dir)
+    assert "last heard of in forward, step 5" in (killed.run_dir / "trace.json").read_text(), ended.stderr
+    result = launch(*QUICK, "--train.steps", "6", run_id="silent")
+    assert result.code == 0, result.output
+    said = "Both ranks went silent after "
+    assert f"warning: the last start of this run left no outcome: rank_killed: {said}" in result.output
+    text = (result.run_dir / "report.md").read_text()
+    assert f"Start 1:\n\n![{said}" in text
+    assert "last heard of in forward, step 5](timeline.svg)" in text
+
+
+def test_who_has_only_just_begun_is_not_told_to_stand_still(tmp_path: Path) -> None:
+    end = two_hang(tmp_path)
+    path = tmp_path / timeline.FILE
+    head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[3]["changes"].append([lines[3]["until"] - SECOND, "eval", 40])
+    path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+    rows = timeline.load(tmp_path)
+    assert rows is not None
+    assert "rank 3" not in sentence(rows, end)
+
+
+def test_two_ranks_that_hang_in_different_phases_are_both_named(launch: Launch) -> None:
+    faults = "sleep@rank=0,step=5,phase=data;sleep@rank=2,step=5,phase=forward"
+    result = launch(*QUICK, ranks=3, faults=faults)
+    assert result.outcome["first_ranks"] == [0, 2], result.output
+    assert "phase forward, step 5, at " in result.outcome["reason"]
+    said = (result.run_dir / "report.md").read_text().partition("![")[2].partition("]")[0]
+    assert said.startswith("Rank 0 was in data for "), said
+    assert " and rank 2 was in forward for " in said, said
+    assert " s, while rank 1 waited in DDP's all_reduce; " in said, said
 
 
 @pytest.mark.parametrize(("ranks", "culprit"), [(8, 0), (64, 19), (512, 317)])

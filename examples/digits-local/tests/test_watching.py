@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,16 +20,17 @@ import torch.distributed as dist
 
 from digits.ddp import faults
 from digits.ddp.clocks import Clocks
-from digits.ddp.errors import ConfigError
-from digits.ddp.rank_state import Entry
+from digits.ddp.errors import CheckpointFailed, ConfigError
+from digits.ddp.rank_state import Entry, RankState
 from digits.ddp.start.groups import Job
 from digits.ddp.start.launcher import Place
 from digits.ddp.trace.collectives import first_difference, keep_ledger, ledger, minority
 from digits.ddp.trace.lines import ASKS, of_thread, standing
 from digits.ddp.trace.slow_steps import Pace
-from digits.ddp.watch.blame import peer_lost
+from digits.ddp.watch.blame import peer_lost, verdict_of
 from digits.ddp.watch.siblings import Siblings
 from digits.ddp.watch.slow_ranks import compare_ranks
+from digits.ddp.watch.verdict import judge
 
 
 def asked(*whats: str, first: int = 1) -> list[Entry]:
@@ -157,6 +159,29 @@ def test_the_user_s_own_errors_are_not_taken_for_a_lost_peer() -> None:
         torch.autograd.backward(torch.ones(1))
     pytorch_s.value.args = ("Connection closed by peer [10.0.0.1]:4711",)
     assert peer_lost(pytorch_s.value)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_rank_0_s_on_every_rank() -> None:
+    """Which writes it: all ranks raise, and the first to say so must not be the one that is named."""
+    for rank in (0, 1):
+        job = Job(Place("torchrun", rank, 0, 2, 1, f"n{rank + 1}", "", 0, 0, False), Clocks(), Mock(), ("n1", "n2"))
+        found = verdict_of(CheckpointFailed("the checkpoint of step 7 could not be written: OSError"), job)
+        assert (found.kind, found.first_ranks) == ("checkpoint_failed", [0])
+        assert found.reason.startswith("rank 0 (n1): the checkpoint of step 7 could not be written: OSError")
+
+
+def test_ranks_that_stand_still_in_different_phases_are_told_with_their_lines() -> None:
+    waiting: dict[str, Any] = {"waits_in": "all_reduce", "open_collectives": -1, "idle_s": 9.0}
+    states = [
+        RankState(0, "n1", "backward", step=5, collectives=8, **waiting),
+        RankState(1, "n1", "data", step=5, collectives=7, line="data.py:3", idle_s=9.0),
+        RankState(2, "n2", "backward", step=5, collectives=8, **waiting),
+        RankState(3, "n2", "forward", step=5, collectives=7, line="model.py:8", idle_s=9.0),
+    ]
+    found = judge(states, [])
+    assert found.first_ranks == [1, 3]
+    assert "phase data, step 5, at data.py:3, idle for 9 s" in found.reason
+    assert "; rank 3 (n2): phase forward, step 5, at model.py:8, idle for 9 s" in found.reason
 
 
 @pytest.mark.parametrize(

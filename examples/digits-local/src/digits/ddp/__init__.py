@@ -26,7 +26,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     rank_state              the state that a rank publishes
     rng errors clocks       states of random generators; exit codes and exceptions; every timeout
     process_group polling   the hook into every collective; waiting by looking
-    ranks                   how ranks are named: rank 3 (n2)
+    ranks processes         how ranks are named: rank 3 (n2); and processes told from later ones of the same number
 """
 
 from importlib import import_module

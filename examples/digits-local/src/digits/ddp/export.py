@@ -2,18 +2,32 @@
 
 Writes `weights.safetensors` and `settings.yaml`. What loads them needs no process group, and nothing of `ddp/`:
 
+    from pathlib import Path
+
+    import yaml
+    from safetensors.torch import load_model
+
+    from <package>.model import ModelSettings, build_model
+
     settings = yaml.safe_load(Path("settings.yaml").read_text())
     network = build_model(ModelSettings(**settings["model"]))
-    safetensors.torch.load_model(network, "weights.safetensors")
+    load_model(network, "weights.safetensors")
+    network.eval()
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
+import pickle
 import re
+import shutil
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +35,13 @@ import torch
 import yaml
 
 from .errors import CONFIG, ConfigError
+from .restore import WRAPPED
 from .saving import directory
+from .start.logs import SETTINGS
+from .start.settings import leaves
+from .storable import not_loadable
 
-WEIGHTS, SETTINGS = "weights.safetensors", "settings.yaml"
+WEIGHTS = "weights.safetensors"
 
 
 def export(run_dir: Path, to: Path, name: str = "") -> str:
@@ -32,46 +50,102 @@ def export(run_dir: Path, to: Path, name: str = "") -> str:
     Args:
         name: what of the checkpoint; by default the averaged weights if there are any, else the model's.
 
-    Returns: a line that says what was written. The run is not changed, and may be going on.
+    Returns: a line that says what was written, and another one if something was left out. The run is not changed, and
+        may be going on.
 
     Raises:
-        ConfigError: safetensors is not installed, or there is nothing to export.
+        ConfigError: safetensors is not installed, there is nothing to export, or `to` cannot be written to.
     """
     try:
-        from safetensors.torch import save_file
+        import safetensors  # noqa: F401 (before the checkpoint is read)
     except ImportError as error:
         raise ConfigError("safetensors is not installed", "pip install safetensors") from error
-    found = directory.read_newest(run_dir / "checkpoints", lambda _note: None, rename=False)
+    try:
+        found = directory.read_newest(run_dir / "checkpoints", lambda _note: None, rename=False)
+    except pickle.UnpicklingError as error:
+        raise not_loadable(run_dir / "checkpoints", error) from error
     if found is None:
         raise ConfigError(f"{run_dir} has no complete checkpoint", "give the directory of a run: runs/<id>")
     step, objects = found[1]["counters"]["step"], found[1]["objects"]
     name = name or ("average" if "average" in objects else "model")
     if name not in objects:
         raise ConfigError(f"the checkpoint holds no {name}", f"choose with --of: {', '.join(objects)}")
-    tensors, tied = weights(objects[name])
+    state = bare(objects[name], _wrapped(run_dir, name))
+    tensors, tied = weights(state)
     if not tensors:
         raise ConfigError(f"{name} holds no weights", f"choose with --of: {', '.join(objects)}")
-    to.mkdir(parents=True, exist_ok=True)
-    aside = to / f".{WEIGHTS}.new"
-    save_file(tensors, aside, metadata={"format": "pt", "step": str(step), "of": name, **tied})
-    (to / SETTINGS).write_text(yaml.safe_dump(settings_of(run_dir), sort_keys=False))
-    os.replace(aside, to / WEIGHTS)
+    _write(to, tensors, {"format": "pt", "step": str(step), "of": name, **tied}, settings_of(run_dir))
     size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-    return f"{to / WEIGHTS}: {len(tensors)} tensors, {size:.1f} MB, {name} of step {step}; settings in {to / SETTINGS}"
+    said = f"{to / WEIGHTS}: {len(tensors)} tensors, {size:.1f} MB, {name} of step {step}; settings in {to / SETTINGS}"
+    if others := [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
+        how = f'network.load_state_dict(load_file("{WEIGHTS}"), strict=False)'
+        said += f"\nleft out, as no tensors: {', '.join(others)}; {how} does without them, load_model does not"
+    return said
 
 
-def weights(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a module's `state_dict()`, under the names that the bare module has, contiguous.
+def _write(to: Path, tensors: dict[str, torch.Tensor], about: dict[str, str], settings: dict[str, Any]) -> None:
+    """Both files, or none of them.
 
-    Names lose what wrappers put before them: `module.` of DDP and of averages, `_orig_mod.` of torch.compile.
+    Raises:
+        ConfigError: `to` cannot be written to, or safetensors does not take these tensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=to) as name:
+            aside = Path(name)
+            (aside / SETTINGS).write_text(yaml.safe_dump(settings, sort_keys=False))
+            save_file(tensors, aside / WEIGHTS, metadata=about)
+            shutil.copymode(aside / SETTINGS, aside / WEIGHTS)  # safetensors 0.8 leaves it readable by its owner only
+            for file in (SETTINGS, WEIGHTS):
+                os.replace(aside / file, to / file)
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        problem = f"nothing is exported to {to}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, OSError) or "I/O error" in str(error):
+            raise ConfigError(problem, "give --to a directory that can be made and written to, with room") from error
+        raise ConfigError(problem, "choose another part of the checkpoint with --of") from error
+
+
+def bare(state: Mapping[str, Any], wrapped: Sequence[str] | None) -> dict[str, Any]:
+    """A module's `state_dict()` under the names that the bare module has.
+
+    Args:
+        wrapped: names of the modules that a wrapper holds (`restore.wrapped`). None: of an older checkpoint nobody has
+            noted them, so what looks like one is taken for one: `module.` before all names, and each `_orig_mod.`.
+    """
+    averages = {"n_averaged"}
+    if wrapped is None:
+        if all(key.startswith("module.") for key in state.keys() - averages):
+            state = {key.removeprefix("module."): value for key, value in state.items() if key not in averages}
+        return {re.sub(r"(^|\.)_orig_mod\.", r"\1", key): value for key, value in state.items()}
+    averages = {f"{path.removesuffix('module')}n_averaged" for path in wrapped if path.endswith("module")}
+    found = {key: value for key, value in state.items() if key not in averages}
+    for path in sorted(wrapped, key=len, reverse=True):  # the innermost first: those around it keep their names
+        above = path.rpartition(".")[0]
+        outer = f"{above}." if above else ""
+        found = {_renamed(key, f"{path}.", outer): value for key, value in found.items()}
+    return found
+
+
+def _renamed(key: str, before: str, after: str) -> str:
+    return after + key.removeprefix(before) if key.startswith(before) else key
+
+
+def _wrapped(run_dir: Path, name: str) -> list[str] | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return [str(path) for path in json.loads((run_dir / WRAPPED).read_text())[name]]
+    return None
+
+
+def weights(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a `state_dict()`, contiguous.
 
     Returns: the tensors, and for each that is another one once more (tied weights) the name of that one. The file
         holds it once, and `safetensors.torch.load_model` knows.
     """
     state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    if all(key.startswith("module.") for key in state.keys() - {"n_averaged"}):
-        state = {key.removeprefix("module."): value for key, value in state.items() if key != "n_averaged"}
-    state = {re.sub(r"(^|\.)_orig_mod\.", r"\1", key): value for key, value in state.items()}
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[object, str] = {}
@@ -90,10 +164,19 @@ def weights(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, s
 
 
 def settings_of(run_dir: Path) -> dict[str, Any]:
-    """The settings of the last start, by section, from settings.txt; empty if there are none."""
-    settings: dict[str, Any] = {}
+    """The settings of the last start, by section; empty if there are none. In the place of `auto`, what was chosen.
+
+    From settings.yaml, or from the text where an older release, which does not write that, has made the last start.
+    """
     path = run_dir / "settings.txt"
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    text = path.read_text() if path.is_file() else ""
+    with suppress(OSError, yaml.YAMLError, AttributeError):
+        values: dict[str, Any] = yaml.safe_load((run_dir / SETTINGS).read_text())
+        rows = {re.escape(".".join(where)): re.escape(str(value)) for where, value in leaves(values)}
+        if all(re.search(rf"^  {name} +(auto: )?{value}  \(", text, re.MULTILINE) for name, value in rows.items()):
+            return values
+    settings: dict[str, Any] = {}
+    for line in text.splitlines():
         if found := re.fullmatch(r"  (\S+)\s{2,}(.*)  \(.*\)", line):
             *sections, key = found[1].split(".")
             inner = settings
@@ -123,8 +206,8 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return CONFIG
-    except (OSError, RuntimeError) as error:  # RuntimeError, NotImplementedError: tensors that safetensors cannot hold
-        print(f"error: not exported: {type(error).__name__}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {options.run}: {error}\n  -> give the directory of a run: runs/<id>", file=sys.stderr)
         return CONFIG
     return 0
 

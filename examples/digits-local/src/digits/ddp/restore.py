@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from .agree import gather
 from .errors import ConfigError
@@ -16,6 +18,8 @@ from .start.groups import Job
 
 log = logging.getLogger("ddp")
 SORT = "a set has no order: collect parameters in a list or a dict, in the order of named_parameters()"
+WRAPPED = "wrapped.json"  # in the run directory: of each object in its checkpoints, what `wrapped` finds
+WRAPPERS = (DistributedDataParallel, nn.DataParallel, AveragedModel)
 Orders = dict[str, list[str]]  # name of an optimiser -> the names of its parameters, "" where no module has it
 
 
@@ -65,6 +69,26 @@ def parameter_orders(objects: Mapping[str, Stateful]) -> Orders:
                 names.setdefault(id(parameter), name)
     optimizers = {name: item for name, item in objects.items() if isinstance(item, torch.optim.Optimizer)}
     return {name: [names.get(id(each), "") for each in _held(item)] for name, item in optimizers.items()}
+
+
+def wrapped(item: Stateful) -> list[str]:
+    """Where a wrapper holds what it wraps: 'module' of DDP and of averages, '_orig_mod' of torch.compile, in any depth.
+
+    The names of these modules, in `item`: a child of the user's own that has such a name is not among them.
+    """
+    if not isinstance(item, nn.Module):
+        return []
+    found = []
+    for path, module in item.named_modules():
+        inner = "module" if isinstance(module, WRAPPERS) else "_orig_mod" if _compiled(module) else ""
+        found += [f"{path}.{inner}".lstrip(".")] if inner else []
+    return found
+
+
+def _compiled(module: nn.Module) -> bool:
+    """By its name: torch._dynamo takes seconds to import, where nothing is compiled."""
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch.")
 
 
 def compare_orders(job: Job, objects: Mapping[str, Stateful]) -> None:

@@ -23,6 +23,7 @@ from . import faults
 from .agree import Agreement
 from .checkpoint import CheckpointSettings, finished_at_the_end
 from .checkpoint import look as look_at_checkpoints
+from .checkpoint import warn as warn_of_checkpoints
 from .clocks import Clocks
 from .errors import (
     CONFIG,
@@ -40,7 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
-from .report import outcome, report
+from .report import outcome, report, silence
 from .rng import make_deterministic
 from .same.buffers import check_network
 from .same.sources import compare_sources
@@ -153,7 +154,7 @@ def session(
         keep_optimizers()
         log.info("world size %d on %s, %s", job.world_size, ", ".join(dict.fromkeys(job.hosts)), job.backend)
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
-        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints)
+        agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints, warn_of_checkpoints)
         metrics = MetricLog(job, directory, logs)
         with finished_at_the_end(job):
             yield Session(job, directory, flags, agreement, metrics)
@@ -277,6 +278,9 @@ def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: fl
         try:
             name = run.id or owner.new_directory(run.dir, time.strftime("%Y%m%d-%H%M%S"))
             holder = owner.claim(run.dir / name, os.getpid(), job.place.attempt, 3 * heartbeat_s)
+            if said := silence.record(run.dir / name):
+                log.warning("the last start of this run left no outcome: %s", said)
+                report.write(run.dir / name)
             outcome.begin(run.dir / name, job.place.attempt, job.world_size)
         except RunTaken as error:
             tell_all(job.store, error)

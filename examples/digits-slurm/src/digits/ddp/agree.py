@@ -29,7 +29,8 @@ class Agreement:
     must call `poll` equally often. Beside the wish to stop, it compares how many steps and collectives each rank has
     made, and a checksum over what they were: an all_reduce that one rank skips, or makes of another type, is wrong in
     silence in PyTorch, and is caught here. So are replicas that are no longer equal, if there is a `drift` to compare
-    them. And what rank 0 has to say of work that it does beside training (`news`) becomes a warning of all ranks.
+    them. And what rank 0 has to say of work that it does beside training (`news`) becomes a warning of all ranks, by
+    `warn`.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Agreement:
         every_s: float = 1.0,
         drift: Drift | None = None,
         news: Callable[[int], str] = lambda _step: "",
+        warn: Callable[[Job, str], None] | None = None,
     ) -> None:
         self.job, self._flags, self._every_s = job, flags, every_s
-        self._drift, self._news = drift, news
+        self._drift, self._news, self._warn = drift, news, warn or _warn
         self._told = self._heard = 0  # numbers of the last news of this rank, and of those that all ranks know
         self._pending: tuple[dist.Work, torch.Tensor, Digest | None] | None = None
         self._polls = 0  # since the pending all_reduce began
@@ -84,8 +86,7 @@ class Agreement:
         stop, poll_us, told, *pairs = votes.tolist()
         while self._heard < told:
             self._heard += 1
-            text = self.job.store.get(f"told/{self._heard}").decode()
-            log.warning("%s", text, extra={"file_only": self.job.rank != 0})
+            self._warn(self.job, self.job.store.get(f"told/{self._heard}").decode())
         same = [most == -minus_least for most, minus_least in zip(pairs[::2], pairs[1::2], strict=True)]
         step, counts, replicas = -pairs[1], same[:3], same[3:]
         if not all(counts):
@@ -120,6 +121,10 @@ class Agreement:
         work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.job.control, async_op=True)
         assert work is not None  # None is for ranks outside the group
         self._pending, self._polls, self._began = (work, votes, digest), 0, now
+
+
+def _warn(job: Job, text: str) -> None:
+    log.warning("%s", text, extra={"file_only": job.rank != 0})
 
 
 def total(job: Job, values: torch.Tensor) -> torch.Tensor:

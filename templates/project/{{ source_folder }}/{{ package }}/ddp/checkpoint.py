@@ -5,6 +5,7 @@ Rank 0 copies the state to host memory, and a thread writes that copy, aside, sy
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import time
@@ -20,10 +21,10 @@ from pydantic import BaseModel, Field
 from .agree import from_rank0, gather
 from .errors import CheckpointFailed, RunFailed, StopRequested
 from .guard import Progress, on_rank0
+from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
-from .restore import compare_orders, fill, parameter_orders
 from .rng import random_state, restore_random_state
-from .saving import directory, snapshot, writer
+from .saving import directory, mounts, snapshot, writer
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 from .trace.heartbeat import phase, progress
@@ -77,14 +78,14 @@ _COUNTERS = {field.name: field.name for field in fields(Position)} | {"samples":
 class _Saved:
     """What rank 0 tells all ranks of a save."""
 
-    earlier: tuple[int, str] | None  # the step of the checkpoint before, and why it was not written
-    problem: str | None  # why this one was not
+    problem: str | None  # why it was not written
     in_flight: bool
 
 
 _in_flight: list[int] = []  # on every rank: the step of the checkpoint that is being written beside training
 _to_copy: list[tuple[Objects, int]] = []  # on rank 0: what checkpoints will hold, and the step it began with
 _said: set[str] = set()
+_told: set[str] = set()  # on every rank: warnings that have come by one of their two ways, see `warn`
 
 
 def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *, keep: int, must: bool = False) -> bool:
@@ -102,6 +103,7 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
     """
     began, step = time.monotonic(), counters["step"]
     refuse_parts(objects)
+    finish(job)  # what became of the one before is said before anything of this one
     with phase("checkpoint"):
         rng = gather(job, random_state(job.device))
         warn_of_own_states(job, objects)
@@ -111,21 +113,18 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
         payload["orders"] = parameter_orders(objects)
 
     def check_and_write(progress: Progress) -> Refusal | _Saved:
-        earlier = _result(writer.wait(progress))
         if refused := refusal(objects, payload["objects"]):
             return refused
-        problem, in_flight = _write(run_dir / "checkpoints", payload, keep, must, began, progress)
-        return _Saved(earlier, problem, in_flight)
+        _note_wrappers(run_dir, objects)
+        return _Saved(*_write(run_dir / "checkpoints", payload, keep, must, began, progress))
 
     saved = from_rank0(job, on_rank0(job, "checkpoint", check_and_write))
     assert saved is not None
     if isinstance(saved, Refusal):
         raise saved.error()
     _in_flight[:] = [step] if saved.in_flight else []
-    if saved.earlier:
-        _warn(job, *saved.earlier)
     if saved.problem:
-        _warn(job, step, saved.problem)
+        _warn(job, _not_written(step, saved.problem))
         if must:
             raise CheckpointFailed(f"the checkpoint of step {step} could not be written: {saved.problem}")
     return not saved.problem
@@ -148,8 +147,10 @@ def finish(job: Job) -> bool:
         problem, told = from_rank0(job, on_rank0(job, "checkpoint", wait)) or (None, False)
     else:  # user code has destroyed the groups after its last step
         problem, told = wait(progress) if job.rank == 0 else (None, False)
-    if problem and not told:
-        _warn(job, step, problem)
+    if problem and told:
+        warn(job, _not_written(step, problem))
+    elif problem:
+        _warn(job, _not_written(step, problem))
     return not problem
 
 
@@ -177,8 +178,20 @@ def look(step: int) -> str:
     if _to_copy and step > _to_copy[0][1]:
         objects, _ = _to_copy.pop()
         snapshot.prepare(objects.values())
-    problem = writer.failure()
-    return f"{problem}. The last good one is kept." if problem else ""
+    failed = writer.failure()
+    return _not_written(*failed) if failed else ""
+
+
+def warn(job: Job, text: str) -> None:
+    """Say what `look` has returned on rank 0, on every rank.
+
+    It comes twice, from the agreement and from whoever waits for the write: the first of the two says it.
+    """
+    if text in _told:
+        _told.remove(text)
+        return
+    _told.add(text)
+    _warn(job, text)
 
 
 def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
@@ -265,12 +278,13 @@ def _write(
         if frozen not in _said:
             log.info("training stands still while a checkpoint is written: %s", frozen)
             _said.add(frozen)
-        return directory.write(root, payload, keep, note), False
+        told = mounts.naming(lambda text: note(f"checkpoint of step {step}: {text}"), root)
+        return directory.write(root, payload, keep, told), False
     whole = payload | {"objects": frozen.state}
     stood_s = time.monotonic() - began
 
     def work(note: Progress) -> str | None:
-        problem = directory.write(root, whole, keep, note, frozen.block.holds)
+        problem = directory.write(root, whole, keep, mounts.naming(note, root), frozen.block.holds)
         if problem is None:
             still = "" if must else f", beside training, which stood still for {stood_s:.2f} s"
             log.info("checkpoint of step %d written in %.1f s%s", step, time.monotonic() - began, still)
@@ -284,12 +298,21 @@ def _write(
     return done.result(), False
 
 
-def _result(write: writer.Write | None) -> tuple[int, str] | None:
-    """Step of a write that has failed, and why, unless all ranks know."""
-    problem = write and write.result()
-    return (write.step, problem) if write and problem and not write.told else None
+def _note_wrappers(run_dir: Path, objects: Objects) -> None:
+    """For export, beside the checkpoints: what in their names is no name of the bare module."""
+    text = json.dumps({name: wrapped(item) for name, item in objects.items()})
+    if (key := f"{run_dir} {text}") in _said:
+        return
+    _said.add(key)
+    try:
+        (run_dir / WRAPPED).write_text(text + "\n")
+    except OSError as error:
+        log.warning("%s not written, so export has to guess: %s", WRAPPED, error)
 
 
-def _warn(job: Job, step: int, problem: str) -> None:
-    text = "checkpoint of step %d not written: %s. The last good one is kept."
-    log.warning(text, step, problem, extra={"file_only": job.rank != 0})
+def _not_written(step: int, problem: str) -> str:
+    return f"checkpoint of step {step} not written: {problem}. The last good one is kept."
+
+
+def _warn(job: Job, text: str) -> None:
+    log.warning("%s: %s", job.who(0), text, extra={"file_only": job.rank != 0})

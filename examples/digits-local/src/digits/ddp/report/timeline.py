@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 FILE, VERSION = "timeline.jsonl", 1
+NO_WORD = "no word"  # in the place of a phase: from the last heartbeat of a rank that did not live to tell
 # Phases in which a rank does nothing but wait for others; of a backward, only what it takes longer than the fastest.
 WAITS = ("agree", "wait:", "shutdown")
 
@@ -69,6 +70,11 @@ class Timeline:
     spread_s: float | None  # accuracy of times of different hosts; None where there is but one
     start: int = 1  # which start of the run, from 1 on
 
+    @property
+    def silent(self) -> bool:
+        """Whether no rank has lived to tell, and `rang_at` is the last sign of life of any: see `silence`."""
+        return all(row.ended is not None for row in self.rows)
+
 
 def load(run_dir: Path) -> Timeline | None:
     """That of the last end that was not clean, or None if there was none.
@@ -80,7 +86,12 @@ def load(run_dir: Path) -> Timeline | None:
     path = run_dir / FILE
     if not path.exists():
         return None
-    head, *records = _lines(path.read_text(errors="replace"))
+    return of_lines(_lines(path.read_text(errors="replace")))
+
+
+def of_lines(lines: Sequence[Any]) -> Timeline:
+    """What they tell: the first one about the end, each other one about a rank. Raises ValueError."""
+    head, *records = lines
     try:
         return _timeline(head, records)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
@@ -126,7 +137,8 @@ def _timeline(head: dict[str, Any], records: Sequence[Any]) -> Timeline:
     clock, limit = (str(rang["clock"]), float(rang["limit_s"])) if rang else ("", 0.0)
     several = len({record["clock"] for record in known.values()}) > 1
     apart = spread if several else None
-    waiting = _with_waits(rows) if len(rows) > 1 else [_waits_for_nobody(row) for row in rows]
+    told = [record for record in known.values() if "until" in record]  # by itself
+    waiting = _with_waits(rows) if len(rows) > 1 and told else [_waits_for_nobody(row) for row in rows]
     return Timeline(tuple(waiting), clock, limit, rang_at, float(head["time"]), apart, int(head["start"]))
 
 
@@ -186,7 +198,7 @@ def _row(record: dict[str, Any], spans: list[Span], end: float, moved: float) ->
 
 
 def _waits_for_nobody(row: Row) -> Row:
-    """There is no other rank."""
+    """There is no other rank, or nobody could tell."""
     return replace(row, spans=tuple(span._replace(waits=False) for span in row.spans))
 
 

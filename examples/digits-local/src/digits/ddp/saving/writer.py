@@ -69,14 +69,17 @@ def in_flight() -> bool:
     return bool(_newest) and not _newest[0].done.is_set()
 
 
-def failure() -> str:
-    """Once, when a write has failed: why. Does not wait. Raises what was raised, if the disk is not the reason."""
+def failure() -> tuple[int, str] | None:
+    """Once, when a write has failed: its step, and why. Does not wait.
+
+    Raises what was raised, if the disk is not the reason.
+    """
     if not _newest or not _newest[0].done.is_set() or _newest[0].told:
-        return ""
+        return None
     (write,) = _newest
     problem = write.result()
     write.told = problem is not None
-    return f"checkpoint of step {write.step} not written: {problem}" if problem else ""
+    return (write.step, problem) if problem else None
 
 
 def let_finish(longest_s: float) -> None:

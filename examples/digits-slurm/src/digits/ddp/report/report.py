@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rank_state import RankState
-from . import outcome, picture, timeline, trace_events
+from . import outcome, picture, silence, timeline, trace_events
 from .chart import line_chart
 from .sentence import sentence
 from .speed import speed_rows, without_numbers
@@ -28,15 +29,16 @@ MARKS = {
 }
 
 
-def write(run_dir: Path) -> None:
+def write(run_dir: Path, running: bool = True) -> None:
     """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
 
+    Unless the run calls this itself (`running`), a start without an end may be one of which no rank has lived to tell.
     A problem here is a warning: the run's end must not depend on its report.
     """
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
         (run_dir / "loss.svg").write_text(line_chart(_series(metrics, ("loss", "val_loss"))))
-        text = "\n\n".join(_sections(run_dir, metrics)) + "\n"
+        text = "\n\n".join(_sections(run_dir, metrics, running)) + "\n"
         (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
@@ -59,37 +61,53 @@ def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
     return following[0] if following and following[0]["event"] == "end" else {}
 
 
-def _picture(run_dir: Path, events: list[dict[str, Any]]) -> tuple[int, list[str]]:
+def _picture(run_dir: Path, events: list[dict[str, Any]], silent: timeline.Timeline | None) -> tuple[int, list[str]]:
     """Draw the last end that was not clean, if there was one; returns which start it was of, and what to say of it."""
     start = sum(event["event"] == "start" for event in events)
     try:
-        found = timeline.load(run_dir)
+        found = silent or timeline.load(run_dir)
         if found is None:
             return start, []
         start, end = found.start, _end_of(events, found.start)
         (run_dir / "timeline.svg").write_text(picture.draw(found, end), encoding="utf-8")
-        said = _escaped(sentence(found, end))
+        said = escaped(sentence(found, end))
         return start, [f"![{said}](timeline.svg)", f"{said}."]
     except Exception as error:  # whatever the file holds: the report is what matters
-        return start, [f"There is no picture of the ranks: {type(error).__name__}: {error}"]
+        return start, [escaped(f"There is no picture of the ranks: {type(error).__name__}: {error}")]
 
 
-def _escaped(text: str) -> str:
-    """Names that users give their phases, so that Markdown takes them as they are."""
-    return re.sub(r"([\\`*\[\]()<>|#!])", r"\\\1", text)
+def escaped(text: str) -> str:
+    """Text of others (names of phases and metrics, messages) in one line that Markdown shows as it is, also in a table.
+
+    Only what would mean something there gets a backslash (GitHub Flavored Markdown, 2.4), since people read the file
+    as it is, too: `_` within a word does not, nor do brackets without square ones before them.
+    """
+    line = " ".join(text.split("\n")).replace("\r", " ")
+    line = re.sub(r"([\\`*\[\]<|~$]|&(?=[#\w])|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", line)
+    return re.sub(r"^(\s*\d*)([#>]|[-+=.)](?=[\s=-]|$))", r"\1\\\2", line)
 
 
-def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
+def _fenced(text: str) -> str:
+    """A block of code, within more backquotes than stand side by side in it."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"
+
+
+def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> list[str]:
     events = outcome.attempts(run_dir)
+    left = None if running else silence.seen(run_dir, events)
+    events += [left[1]] if left else []
     last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
-    parts = [f"# Run {run_dir.name}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
+    parts = [f"# Run {escaped(run_dir.name)}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
     if last.get("reason") and last["outcome"] != "done":
-        parts.append(f"**{last['kind']}**: {last['reason']}")
+        reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
+        parts.append(f"**{last['kind']}**: {reason}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
-    drawn, picture_of_ranks = _picture(run_dir, events)
+    drawn, picture_of_ranks = _picture(run_dir, events, left and left[0])
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []
-    parts += [f"Stack of rank {rank}:\n\n```\n{stack.rstrip()}\n```" for rank, stack in last.get("stacks", {}).items()]
+    parts += [f"Stack of rank {rank}:\n\n{_fenced(stack)}" for rank, stack in last.get("stacks", {}).items()]
     parts += ["## Attempts", _attempt_table(events)]
     parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
@@ -107,10 +125,10 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]]) -> list[str]:
         parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
     slow = _slow(run_dir / "slow.jsonl")
     if slow:
-        parts += ["## Slow ranks and steps", "\n".join(f"- {text}" for text in slow[-10:])]
+        parts += ["## Slow ranks and steps", "\n".join(f"- {escaped(text)}" for text in slow[-10:])]
         parts += [f"The last 10 of {len(slow)}; all are in slow.jsonl."] if len(slow) > 10 else []
     settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
-    parts += ["<details><summary>Effective settings, and who set each</summary>", f"```\n{settings}```", "</details>"]
+    parts += ["<details><summary>Effective settings, and who set each</summary>", _fenced(settings), "</details>"]
     return parts
 
 
@@ -157,9 +175,9 @@ def _rank_table(states: list[RankState]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+    lines = [[escaped(cell) for cell in row] for row in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
@@ -200,6 +218,7 @@ def main() -> None:
     """Make the reports of the run directories that the command line names, or a trace of one of them."""
     parser = argparse.ArgumentParser(description="Make report.md again, from the files of a run directory.")
     parser.add_argument("runs", nargs="*", type=Path, help="run directories; --trace takes the newest in runs/")
+    parser.add_argument("--ended", action="store_true", help="no rank is alive: if none has left an outcome, make one")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the last bad end there, for Perfetto")
     options = parser.parse_args()
     runs = options.runs
@@ -214,17 +233,21 @@ def main() -> None:
             sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
         if options.trace:
             _write_trace(run_dir, options.trace)
-        else:
-            write(run_dir)
-            print(run_dir / "report.md")
+            continue
+        if options.ended and not silence.may_go_on(run_dir, os.environ) and (said := silence.record(run_dir)):
+            print(said)
+        write(run_dir, running=False)
+        print(run_dir / "report.md")
 
 
 def _write_trace(run_dir: Path, path: Path) -> None:
     try:
-        found = timeline.load(run_dir)
+        events = outcome.attempts(run_dir)
+        left = silence.seen(run_dir, events)
+        found = left[0] if left else timeline.load(run_dir)
         if found is None:
             sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
-        trace_events.write(found, _end_of(outcome.attempts(run_dir), found.start), path)
+        trace_events.write(found, left[1] if left else _end_of(events, found.start), path)
     except (OSError, ValueError) as error:
         sys.exit(f"error: no trace of {run_dir}: {error}")
     print(path)

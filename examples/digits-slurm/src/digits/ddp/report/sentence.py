@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ranks import ranges
-from .timeline import Row, Timeline
+from .timeline import NO_WORD, Row, Span, Timeline
 
 CLOCKS = {
     "collective_s": "collective clock",
@@ -73,42 +73,107 @@ def since(row: Row) -> float:
 
 def sentence(timeline: Timeline, end: Mapping[str, Any]) -> str:
     """One line, without a full stop. `end` has the fields of outcome.json."""
+    if timeline.silent:
+        return _silent(timeline)
     named = [timeline.rows[rank] for rank in end.get("first_ranks") or [] if rank < len(timeline.rows)]
     others = [row for row in timeline.rows if row not in named]
-    waiting = _waiting(timeline, others, [row.rank for row in named])
     if named:
-        line = _what_they_did(timeline, end, named) + (f" while {waiting}" if waiting else "")
+        beside = [row for row in others if _stands_still(timeline, row)]
+        others = [row for row in others if row not in beside]
+        waiting = _waiting(timeline, others, [row.rank for row in (*named, *beside)])
+        first, *more = [*_what_they_did(timeline, end, named), *_places(timeline, beside)]
+        clauses = [first, *(clause.replace("Rank", "rank", 1) for clause in more)]
+        line = _listed(clauses) + (f"{',' * (len(clauses) > 1)} while {waiting}" if waiting else "")
     else:
+        waiting = _waiting(timeline, others, [])
         line = f"No rank could be blamed: {waiting or _where(others)}"
     clock = clock_name(timeline)
     return line + (f"; the {clock} rang at {time_of_day(timeline, timeline.rang_at)}" if clock else "")
 
 
-def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[Row]) -> str:
+def heard_of(row: Row) -> Span | None:
+    """The last that is known of a rank that did not live to tell."""
+    return next((span for span in reversed(row.spans) if span.phase != NO_WORD), None)
+
+
+def _silent(timeline: Timeline) -> str:
+    """No rank has lived to tell."""
+    who = {1: "The only rank", 2: "Both ranks"}.get(len(timeline.rows), f"All {len(timeline.rows)} ranks")
+    line = f"{who} went silent after {time_of_day(timeline, timeline.rang_at)}"
+    places: dict[str, list[Row]] = {}
+    steps = []
+    for row in timeline.rows:
+        if span := heard_of(row):
+            places.setdefault(phase_name(span.phase), []).append(row)
+            steps.append(span.step)
+    if not places:
+        return f"{line}, and left no word of where they were"
+    alike = len(places) == 1 and len(steps) == len(timeline.rows)
+    texts = list(places) if alike else [f"{name} ({_who(rows).lower()})" for name, rows in places.items()]
+    span_of_steps = f"step {min(steps)}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
+    return f"{line}, last heard of in {_listed(texts)}, {span_of_steps}"
+
+
+def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[Row]) -> list[str]:
+    """A clause for those that were to blame, or one for each phase in which some of them were."""
     first = next((row for row in named if row.last), named[0])
-    who, was = f"Rank {first.rank}", "was"
-    if len(named) > 1:
-        who, was = f"Ranks {ranges([row.rank for row in named])}", "were"
+    who, was = _who(named), "were" if len(named) > 1 else "was"
     kind = end.get("kind")
     told, drawn = str(end.get("phase") or ""), first.last.phase if first.last else ""
     # What a killed rank has told is a heartbeat old; what is drawn is how it was found.
     phase = (drawn or told) if kind == "rank_killed" else (told or drawn)
-    places = {phase_name(row.last.phase) for row in named if row.last} if len(named) > 1 else set()
-    place = f"in {' or '.join(sorted(places)) if len(places) > 1 else phase_name(phase or 'an unknown phase')}"
+    groups = _by_phase(timeline, named)
+    place = f"in {phase_name(phase or 'an unknown phase')}"
+    if len(groups) > 1:
+        place = "in " + _listed([f"{name} ({_who(rows).lower()})" for name, rows in groups])
     if kind == "rank_killed" and all(row.ended is None for row in named):
-        return f"{who} fell silent {place}"
+        return [f"{who} fell silent {place}"]
     if kind == "rank_killed":
         ended = next((row.ended for row in named if row.ended), "")
         how = f"{was} killed {ended}" if "SIG" in ended else f"ended {ended}" if ended else "vanished"
-        return f"{who} {how} {place} at {time_of_day(timeline, first.last.end if first.last else timeline.rang_at)}"
+        return [f"{who} {how} {place} at {time_of_day(timeline, first.last.end if first.last else timeline.rang_at)}"]
     if found := re.search(r"\braised (\w+)", str(end.get("reason", ""))):
-        return f"{who} raised {found[1]} {place} at {time_of_day(timeline, timeline.rang_at)}"
+        return [f"{who} raised {found[1]} {place} at {time_of_day(timeline, timeline.rang_at)}"]
     if first.last is None:
-        return f"{who} {was} {place}"
-    took = seconds(timeline.rang_at - since(first))
-    if kind == "straggler":
-        return f"{who} {was} slow, not stuck, {place} for {took}"
-    return f"{who} {was} {place} for {took}"
+        return [f"{who} {was} {place}"]
+    slow = "slow, not stuck, " if kind == "straggler" else ""
+    if len(groups) > 1:
+        return _places(timeline, named, slow)
+    return [f"{who} {was} {slow}{place} for {seconds(timeline.rang_at - since(first))}"]
+
+
+def _stands_still(timeline: Timeline, row: Row) -> bool:
+    """Whether a rank that is not blamed waits for nobody either, and has been where it is for half of the clock."""
+    if not timeline.clock or row.last is None or row.last.waits or row.ended is not None:
+        return False
+    return timeline.rang_at - since(row) >= timeline.limit_s / 2
+
+
+def _places(timeline: Timeline, rows: Sequence[Row], slow: str = "") -> list[str]:
+    """'Ranks 1, 3 were in data for 12 s' for each phase. Who has been there for longer by a tenth comes first."""
+    return [
+        f"{_who(those)} {'were' if len(those) > 1 else 'was'} {slow}in {name} for "
+        f"{seconds(timeline.rang_at - min(map(since, those)))}"
+        for name, those in _by_phase(timeline, rows)
+    ]
+
+
+def _by_phase(timeline: Timeline, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    groups: dict[str, list[Row]] = {}
+    told = [row for row in rows if row.last]
+    longest = max((timeline.rang_at - since(row) for row in told), default=0.0) or 1.0
+    for row in sorted(told, key=lambda row: -int(10 * (timeline.rang_at - since(row)) / longest + 0.5)):
+        groups.setdefault(phase_name(row.last.phase if row.last else ""), []).append(row)
+    return list(groups.items())
+
+
+def _who(rows: Sequence[Row]) -> str:
+    return f"Rank{'s' * (len(rows) > 1)} {ranges([row.rank for row in rows])}"
+
+
+def _listed(clauses: Sequence[str]) -> str:
+    """'one, two and three'."""
+    return " and ".join([", ".join(clauses[:-1]), clauses[-1]] if len(clauses) > 1 else clauses)
 
 
 def _where(rows: Sequence[Row]) -> str:

@@ -16,17 +16,17 @@ BY_SCRIPT = ("LAUNCHED_BY", "LAUNCH_NODES")  # one of these is set by each of th
 OF_ONE_START = {"DDP_ATTEMPT", "DDP_FAULTS", "DDP_WALLTIME_END", "DDP_RUN__RESUME"}
 ALSO = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _here = os.getcwd()  # user code may go elsewhere
-_given = dict(os.environ)  # before this process or torch has changed any
 
 
 def how_to_go_on(place: Place, run_dir: Path, code: int) -> list[str]:
     """Lines, the last of them to be copied to a shell. None where a launch script says it, or with other exit codes."""
-    if code not in (STALLED, STOPPED) or any(name in _given for name in BY_SCRIPT):
+    own = _environ(os.getpid())
+    if code not in (STALLED, STOPPED) or any(name in own for name in BY_SCRIPT):
         return []
-    command = _command(place)
+    command, environ = _command(place, own)
     if not command:
         return [f"to go on from the newest checkpoint: start it as before, with DDP_RUN__ID={run_dir.name}"]
-    return ["to go on from the newest checkpoint:", line(command, run_dir.name, _given, _here)]
+    return ["to go on from the newest checkpoint:", line(command, run_dir.name, environ, _here)]
 
 
 def line(command: Sequence[str], run_id: str, environ: Mapping[str, str], where: str) -> str:
@@ -37,16 +37,31 @@ def line(command: Sequence[str], run_id: str, environ: Mapping[str, str], where:
     return f"cd {shlex.quote(where)} && {' '.join([*variables, shlex.join(_resuming(command))])}"
 
 
-def _command(place: Place) -> Sequence[str]:
-    """Of this process, or of the torchrun that has started it on its only node; empty where it cannot be told."""
+def _environ(pid: int) -> dict[str, str]:
+    """With what a process was started: code may have changed it since, each rank's GPU for example.
+
+    Without /proc, that of this process as it is now.
+    """
+    with suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return dict(os.environ)
+
+
+def _command(place: Place, own: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Of this process, or of the torchrun that has started it on its only node, and what it was started with.
+
+    Empty where it cannot be told. `python` may be another one in the next shell, so it gets its path.
+    """
     if place.launcher == "none":
-        return [sys.executable, *sys.orig_argv[1:]]  # `python` may be another one in the next shell
+        return [sys.executable, *sys.orig_argv[1:]], own
     if place.launcher == "torchrun" and place.world_size == place.local_world_size:
         with suppress(OSError):  # there is no /proc, or torchrun has ended
             above = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
             if any("torchrun" in word or "torch.distributed" in word for word in above):
-                return above
-    return []
+                same = "/" not in above[0] and above[0].startswith("python") and "PYTHON_EXEC" not in own
+                return [sys.executable if same else above[0], *above[1:]], _environ(os.getppid())
+    return [], own
 
 
 def _resuming(command: Iterable[str]) -> list[str]:

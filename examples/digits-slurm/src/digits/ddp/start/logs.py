@@ -11,20 +11,31 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 
 from .groups import Job
 from .launcher import Place
 
 log = logging.getLogger("ddp")
 Rows = Sequence[tuple[str, str, str]]  # (setting, value, who set it)
+SETTINGS = "settings.yaml"  # in the run directory: the values, as programs want them
 PRECISION = "train.precision"  # a project's own setting: `auto` is what all ranks can train in
 
 STDERR = 2  # its descriptor
 # Beginnings of the environment variables that environment.txt keeps.
 _LIBRARIES = ("TORCH", "NCCL_", "RCCL_", "GLOO_", "OMP_", "FI_", "CUDA_VISIBLE", "HIP_", "ROCR_")
 RECORDED = ("DDP_", "SLURM_", "MASTER_", *_LIBRARIES)
+
+
+class TypedRows(list[tuple[str, str, str]]):
+    """Rows, and beside their texts the values by section, plain ones only: text does not tell '12' from 12."""
+
+    def __init__(self, rows: Rows, values: dict[str, Any]) -> None:
+        super().__init__(rows)
+        self.values = values
 
 
 def log_to_console(place: Place) -> None:
@@ -61,12 +72,18 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
     """Print the effective settings with who set each, and keep them in the run directory."""
     place = job.place
     automatic = (PRECISION, "auto")
+    values = rows.values if isinstance(rows, TypedRows) else None
+    if values and automatic in (row[:2] for row in rows):
+        section, key = PRECISION.split(".")
+        values = {**values, section: {**values[section], key: job.precision}}
     rows = [(row[0], f"auto: {job.precision}", row[2]) if row[:2] == automatic else row for row in rows]
     _compare_precision(directory, rows)
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
     (directory / "settings.txt").write_text(settings + "\n")
+    if values is not None:
+        (directory / SETTINGS).write_text(yaml.safe_dump(values, sort_keys=False))
     facts = [f"python {platform.python_version()}", f"torch {torch.__version__}", f"launcher {place.launcher}"]
     facts += [f"rank {rank} host {host}" for rank, host in enumerate(job.hosts)]
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))

@@ -32,15 +32,16 @@ def begin(run_dir: Path, attempt: int, world_size: int) -> None:
     _append(run_dir, {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)})
 
 
-def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False) -> bool:
+def write(run_dir: Path, verdict: Verdict, attempt: int, replace: bool = False, at: float | None = None) -> bool:
     """Write outcome.json; the first rank to do so in an attempt wins. Returns whether this one did.
 
     What an earlier attempt left is replaced; with `replace` so is what is older than this process: the run was started
-    again by hand, as the same attempt.
+    again by hand, as the same attempt. `at` is when it ended, if that is not now.
 
     torchrun turns every exit code into 1, so launch scripts read this file instead.
     """
-    content = {"version": VERSION, **verdict.as_dict(), "attempt": attempt, "time": round(time.time(), 1)}
+    content = {"version": VERSION, **verdict.as_dict(), "attempt": attempt}
+    content["time"] = round(time.time() if at is None else at, 1)
     aside, final = run_dir / f".outcome-{os.getpid()}.json", run_dir / "outcome.json"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..ranks import ranges
 from .chart import GRID, document, element
-from .sentence import clock_name, phase_name, seconds, sentence, since, time_of_day, waits_in
-from .timeline import Row, Span, Timeline
+from .sentence import clock_name, heard_of, phase_name, seconds, sentence, since, time_of_day, waits_in
+from .timeline import NO_WORD, Row, Span, Timeline
 
 WIDTH, LEFT, RIGHT = 1000, 196, 24
 PLOT = WIDTH - LEFT - RIGHT
@@ -28,6 +28,7 @@ COLOURS = {
     "compile": "#8c6d46",
     "init": "#b4b9bf",
     "train": "#d3d7db",
+    NO_WORD: "#eceff1",
 }
 GUARD, WAIT, OTHER = "#d55e00", "#80868b", "#a0522d"
 HALO: dict[str, Any] = {"stroke": "white", "stroke_width": 3.5, "paint_order": "stroke", "stroke_linejoin": "round"}
@@ -80,7 +81,7 @@ def draw(timeline: Timeline, end: Mapping[str, Any]) -> str:
     legend, depth = _legend(shown, bottom + 44)
     body += legend
     body.append(element("text", _foot(timeline, bands), x=20, y=depth + 24, font_size=11, fill=PALE))
-    return document(WIDTH, depth + 38, body, said, _description(bands))
+    return document(WIDTH, depth + 38, body, said, _description(timeline, bands))
 
 
 def _lines(text: str) -> list[str]:
@@ -271,6 +272,7 @@ def _axis(timeline: Timeline, first: float, last: float, across: Any, top: float
 def _moment(timeline: Timeline, end: Mapping[str, Any], across: Any, top: float, bottom: float) -> list[str]:
     """The line at which the clock rang, or the end began."""
     what = {"rank_exception": "the exception", "rank_killed": "the others noticed"}.get(str(end.get("kind")), "noticed")
+    what = "the last sign of life" if timeline.silent else what
     clock = clock_name(timeline)
     text = f"{clock} (clocks.{timeline.clock}) rang" if clock else what
     x = across(timeline.rang_at)
@@ -312,6 +314,8 @@ def _about(timeline: Timeline, end: Mapping[str, Any]) -> str:
 
 def _foot(timeline: Timeline, bands: Sequence[Band]) -> str:
     text = "Time of day on the host that wrote this."
+    if timeline.silent:
+        text += " Made from the files that were left: what a rank did after its last heartbeat is not known."
     if timeline.spread_s is not None:
         text += f" Hosts are set equal to about {1000 * max(timeline.spread_s, 0.001):.0f} ms."
     if any(len(band.rows) > 1 for band in bands):
@@ -319,12 +323,15 @@ def _foot(timeline: Timeline, bands: Sequence[Band]) -> str:
     return text
 
 
-def _description(bands: Sequence[Band]) -> str:
+def _description(timeline: Timeline, bands: Sequence[Band]) -> str:
     """For those who do not see it: where each row is at the end."""
     texts = []
     for band in bands[:32]:
         row = band.rows[0]
-        if row.last:
+        if timeline.silent:
+            told = heard_of(row)
+            texts.append(f"{band.label} was last heard of in {phase_name(told.phase)}" if told else f"{band.label}")
+        elif row.last:
             what = f"waits {waits_in(row)}" if row.last.waits else f"is in {phase_name(row.last.phase)}"
             texts.append(f"{band.label} {what}{', to blame' if band.blamed else ''}")
     what = "Ranks down, time across, a colour for each phase, hatched where a rank waits for others"

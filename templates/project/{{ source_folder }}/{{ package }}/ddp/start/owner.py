@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ..errors import CONFIG, RunTaken
 from ..polling import poll
+from ..processes import CLAIM as CLAIM
+from ..processes import JOBS, began, space
 
-CLAIM = "LAUNCH_CLAIM"  # the variable by which ranks know that their launch script has taken the directory for them
-JOBS = ("SLURM_JOB_ID", "PBS_JOBID")
 QUIET_S = 90.0  # an owner on another host, without a sign of life for so long, is gone: heartbeats come every 30 s
 
 
@@ -55,9 +55,9 @@ def claim(run_dir: Path, pid: int, attempt: int, quiet_s: float = QUIET_S) -> Ow
         RunTaken: another start has it and is alive.
         OSError: the directory cannot be written to.
     """
-    host, space, began = socket.gethostname(), _space(), _began(pid)
-    token = f"{host}.{space}.{pid}.{began}"
-    mine = Owner(token, host, space, pid, began, _job(), attempt, max(quiet_s, QUIET_S))
+    host, place, birth = socket.gethostname(), space(), began(pid)
+    token = f"{host}.{place}.{pid}.{birth}"
+    mine = Owner(token, host, place, pid, birth, _job(), attempt, max(quiet_s, QUIET_S))
     run_dir.mkdir(parents=True, exist_ok=True)
     path, aside = run_dir / "owner.json", run_dir / f".owner-{host}-{pid}.json"
     aside.write_text(json.dumps(asdict(mine)))
@@ -96,15 +96,15 @@ def held_by_another(run_dir: Path) -> bool:
         return False
     if owner.job and owner.job == _job():
         return False
-    if (owner.host, owner.space) == (socket.gethostname(), _space()):
-        return _began(owner.pid) == owner.began != ""
+    if (owner.host, owner.space) == (socket.gethostname(), space()):
+        return began(owner.pid) == owner.began != ""
     return time.time() - _last_heartbeat(run_dir) < owner.quiet_s
 
 
 def release(run_dir: Path) -> None:
     """Give back what this very process has taken: a start on another host need not wait for a sign of life then."""
     owner = _read(run_dir / "owner.json")
-    here = (socket.gethostname(), _space(), os.getpid())
+    here = (socket.gethostname(), space(), os.getpid())
     if owner and (owner.host, owner.space, owner.pid) == here:
         (run_dir / "owner.json").unlink(missing_ok=True)
 
@@ -114,7 +114,7 @@ def _alive(run_dir: Path, owner: Owner, mine: Owner, now: float) -> bool:
     if owner.job and owner.job == mine.job and owner.attempt < mine.attempt:
         return False  # the same job, requeued: Slurm has ended what it had started before
     if (owner.host, owner.space) == (mine.host, mine.space):
-        return _began(owner.pid) == owner.began != ""
+        return began(owner.pid) == owner.began != ""
     taken = (run_dir / "owner.json").stat().st_mtime
     seen = max(taken, _last_heartbeat(run_dir))
     until = time.monotonic() + min(owner.quiet_s, seen + owner.quiet_s - now)
@@ -150,29 +150,6 @@ def _last_heartbeat(run_dir: Path) -> float:
         with suppress(OSError):
             found.append(path.stat().st_mtime)
     return max(found)
-
-
-def _space() -> str:
-    """Of process numbers: containers of one host may have their own."""
-    with suppress(OSError):
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    return ""
-
-
-def _began(pid: int) -> str:
-    """When process `pid` of this host began, as the kernel counts; empty if there is none (proc(5), stat)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return ""
-        with suppress(OSError):
-            os.kill(pid, 0)
-            return "unknown"
-    except (OSError, IndexError):
-        pass
-    return ""
 
 
 def _job() -> str:

@@ -18,7 +18,7 @@ from ..kinds import Verdict
 from ..report import outcome
 from .elastic import tell_torchrun
 from .launcher import attempt
-from .logs import say_last
+from .logs import TypedRows, say_last
 from .owner import held_by_another
 
 # Read by the plumbing, but no settings: they describe one start, not the run.
@@ -80,7 +80,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for layer, values in layers:
-        for path, value in _leaves(values):
+        for path, value in leaves(values):
             origin[".".join(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
             target = merged
             for key in path[:-1]:
@@ -92,12 +92,11 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
         raise _refusal(error, origin) from None
 
 
-def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> TypedRows:
     """Rows of (section.key, value, who set it), in the order of the classes."""
-    return [
-        (".".join(path), str(value), origin.get(".".join(path), "default"))
-        for path, value in _leaves(settings.model_dump(mode="json"))
-    ]
+    values = settings.model_dump(mode="json")
+    rows = [(".".join(path), str(value), origin.get(".".join(path), "default")) for path, value in leaves(values)]
+    return TypedRows(rows, values)
 
 
 # The names that train.py of older releases calls.
@@ -110,10 +109,11 @@ def variable(settings_class: type[BaseSettings], path: Sequence[str]) -> str:
     return (settings_class.model_config.get("env_prefix", "") + delimiter.join(path)).upper()
 
 
-def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Path and value of each setting in nested sections."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, (*above, key))
+            yield from leaves(value, (*above, key))
         else:
             yield (*above, key), value
 

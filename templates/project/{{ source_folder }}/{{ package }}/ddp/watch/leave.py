@@ -136,15 +136,6 @@ def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool,
     os._exit(verdict.exit_code)
 
 
-def last_words(run_dir: Path, rank: int) -> str:
-    """What the interpreter of `rank` has written about its own end in this attempt: a crash, or a GIL held too long."""
-    try:
-        text = (run_dir / "stacks" / f"rank{rank}.txt").read_text(errors="replace")
-    except OSError:
-        return ""
-    return text.rpartition("=== attempt ")[2].partition("\n")[2][-8000:]
-
-
 def with_last_entry(state: RankState, run_dir: Path) -> RankState:
     """Where a rank was that did not live to tell, and its last collective, from the file that it has kept."""
     entry, kept = last_entry(run_dir / "heartbeats" / f"collective{state.rank}.json")

@@ -23,13 +23,14 @@ from ..clocks import seconds
 from ..errors import STALLED
 from ..kinds import KINDS, Verdict
 from ..rank_state import RankState
+from ..report.silence import last_words
 from ..report.timeline import Rang
 from ..start.board import Beats, answers, beat_interval, post, send_beat
 from ..start.groups import Job, connect_store
 from ..trace.heartbeat import beat, detailed, line, snapshot
 from ..trace.phases import phases
 from .exits import tell_exits
-from .leave import end, last_words, with_last_entry, write_heartbeat
+from .leave import end, with_last_entry, write_heartbeat
 from .records import clock_that_rang, microseconds, stall_clock
 from .siblings import LAUNCHER_ADVICE, Siblings, launcher_gone
 from .slow_ranks import compare_ranks, warn_of_slow_ranks
@@ -293,6 +294,7 @@ class Monitor:
         """Begin to watch."""
         self._watchdog.arm()
         self._shared.publish(self._store)
+        write_heartbeat(self._shared.job, self._shared.run_dir)  # if all are killed before the next, it is all there is
         for thread in self._threads:
             thread.start()
 

@@ -14,6 +14,11 @@ from ..trace.lines import ASKS
 from .exits import EXIT
 from .whereabouts import apart, at_death, each, moves_on, pace, position, waits, where
 
+DISK_ADVICE = (
+    "look at that file system on that host: if it is dead, df and ls hang there as well, and dmesg names a server that "
+    "does not answer; a process that waits for it (state D in ps) cannot be killed before it answers. If it is merely "
+    "slow, raise clocks.guard_s"
+)
 Judge = Callable[[Sequence[RankState], Sequence[int], Mapping[int, str]], Verdict]
 
 
@@ -34,6 +39,9 @@ def _rank0_work(states: Sequence[RankState]) -> Verdict | None:
     oldest = max((state for state in states if not waits(state)), key=lambda state: state.idle_s, default=states[0])
     if not oldest.phase.startswith("guard:") or moves_on(oldest, states):
         return None
+    if oldest.phase in ("guard:checkpoint", "guard:find-checkpoint") and oldest.note:  # of how much is written or read
+        what = "waits for the file system of the run directory, and the others for it"
+        return _verdict("rank0_work", states, [oldest.rank], what, DISK_ADVICE)
     what = "made no progress in rank-0 work while the others waited"
     return _verdict("rank0_work", states, [oldest.rank], what)
 
@@ -282,6 +290,9 @@ def _verdict(
         reason = f"{names} {what}; last heard of in {place}{now}"
     else:
         reason = f"{names} {what}; {place}{f', at {lines}' if lines else ''}, idle for {first.idle_s:.0f} s"
+        for state in (state for state in map(states.__getitem__, ranks[1:8]) if state.phase != first.phase):
+            at = f", at {state.line}" if state.line else ""
+            reason += f"; {state.who}: phase {state.phase}, step {state.step}{at}, idle for {state.idle_s:.0f} s"
     return Verdict(STALLED, kind, reason + _victims(states, ranks), list(ranks), first.phase, first.step, advice)
 
 

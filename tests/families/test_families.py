@@ -60,10 +60,7 @@ Path("settings.yaml").write_text(yaml.safe_dump({"model": ModelSettings().model_
 print(sum(tensor.double().sum().item() for tensor in network.state_dict().values()))
 """
 LOADED = """
-import sys, yaml, safetensors.torch
-from pathlib import Path
-from digits.model import ModelSettings, build_model
-
+import sys
 {snippet}
 print(sum(tensor.double().sum().item() for tensor in network.state_dict().values()))
 assert not [name for name in sys.modules if name.startswith("digits.ddp")]

@@ -157,3 +157,49 @@ def test_a_python_without_yaml_is_told_in_a_line(project: Path, tmp_path: Path) 
     assert done.returncode == 78, done.stderr
     assert "has no PyYAML" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LOADED = """
+import os, sys
+from demo.config import Settings
+from demo.ddp.start.settings import load_settings
+
+def tell(*arguments, **variables):
+    os.environ.update(variables)
+    try:
+        settings, origin = load_settings(Settings, arguments)
+        print(settings.train.steps, origin.get("train.steps", "default"))
+    except SystemExit as end:
+        print("exit code", end.code)
+    for name in variables:
+        del os.environ[name]
+
+tell("--train.setps", "3")
+tell("--larning_rate=3")
+tell(DDP_TRAIN__STEP="3")
+tell("--config", sys.argv[1])
+tell()
+os.rename(sys.argv[2], sys.argv[2] + ".aside")
+tell()
+"""
+
+
+def test_training_started_without_our_scripts(project: Path, tmp_path: Path) -> None:
+    """The same advice; and the settings file is found from everywhere, or said not to be there."""
+    pytest.importorskip("torch", reason="imports the project")
+    own, bad, elsewhere = tmp_path / "own", tmp_path / "bad.yaml", tmp_path / "elsewhere"
+    shutil.copytree(project, own)
+    elsewhere.mkdir()
+    bad.write_text("train:\n  stepz: 3\n")
+    file = own / "configs" / "train.yaml"
+    command = [sys.executable, "-c", LOADED, str(bad), str(file)]
+    variables = environment(PYTHONPATH=str(own / "src"))
+    done = subprocess.run(command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
+    meant = [line for line in done.stderr.splitlines() if "->" in line]
+    options = ["--train.steps", "--train.learning_rate", "DDP_TRAIN__STEPS", "train.steps"]
+    assert meant == [f"  -> did you mean {option}? --help shows every setting" for option in options], done.stderr
+    refused, found, missing = done.stdout.splitlines()[:4], *done.stdout.splitlines()[4:]
+    assert refused == ["exit code 78"] * 4
+    assert found.endswith(str(file))
+    assert missing.endswith(" default")
+    assert done.stderr.count("there is no configs/train.yaml here, nor in the project") == 1

@@ -80,6 +80,38 @@ def test_a_stop_right_after_a_checkpoint_does_not_write_it_again(render: Render)
     assert [path.name for path in (project / "runs/stopped/checkpoints").iterdir()] == ["step_00000010"]
 
 
+def test_a_start_says_what_changed_since_the_last_one_and_a_batch_that_is_too_large(
+    render: Render, tmp_path: Path
+) -> None:
+    project = render({"package": "digits", "model": "custom", "tracker": "none"})
+    same = f"--run.dir {tmp_path} --run.device cpu --log.every_steps 1000 --train.batch_size 400".split()
+
+    def said(ranks: int, *more: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+        environment |= {"PYTHONPATH": "src", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "digits.train"]
+        ended = subprocess.run(
+            [*command, "--run.id", "again", *same, *more],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    first = said(1, "--train.steps", "2")
+    assert "changed since the last start" not in first
+    assert "more than the data set has" not in first
+    second = said(2, "--train.steps", "4", "--train.learning_rate", "0.1")
+    changed = "train.steps 2 -> 4, train.learning_rate 0.002 -> 0.1, world size 1 -> 2"
+    assert f"changed since the last start of this run: {changed}\n" in second
+    assert second.count("a batch of 2 x 400 samples is more than the data set has, 455: each step trains") == 1
+    third = said(2, "--train.steps", "4", "--train.learning_rate", "0.1")
+    assert "changed since the last start" not in third
+
+
 def test_the_ci_file_is_valid(render: Render) -> None:
     """Structure by the rules of GitHub's workflow syntax that a mistake here would break."""
     workflow = yaml.safe_load((render() / ".github" / "workflows" / "ci.yml").read_text())

@@ -41,7 +41,7 @@ def staged(tmp_path: Path) -> Path:
 
 
 # ------------------------------------------------------------------------------------------ others write there, too
-@pytest.mark.parametrize("kind", every(3, DESTINATIONS))
+@pytest.mark.parametrize("kind", every(5, DESTINATIONS))
 def test_of_three_processes_one_writes_the_project(work, scaffold_env, kind):
     destination = prepare(work, kind)
     command = [*SCAFFOLD, "new", str(destination), "-y"]

@@ -122,6 +122,7 @@ def test_file_and_preset_given_twice(cli, work, own_preset):
     assert "'preset' is given twice" in result.stderr
 
 
+@pytest.mark.slow
 def test_plain_copier_updates_a_project_with_a_preset_of_its_own(cli, work, own_preset, template_repo, monkeypatch):
     git(work, "clone", "--quiet", str(template_repo), "fork")
     fork = work / "fork"

@@ -117,7 +117,8 @@ def blocks(page: str) -> list[Block]:
 Executed = Callable[[str], tuple[Path, list[str]]]
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if RUN in page.read_text(encoding="utf-8"))
 
-LONG_PAGES = {"quickstart.md", "updating.md", "faults.md", "command-line.md"}  # `make test-more` runs them
+# `make test-more` runs them.
+LONG_PAGES = {"quickstart.md", "updating.md", "faults.md", "command-line.md", "presets.md"}
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def test_linters_have_nothing_to_say(model: str, family: Family) -> None:
         tool(family(model), *command)
 
 
-@pytest.mark.parametrize("model", every(3, FAMILIES))  # `diffusion` is looked at in tests/runtime
+@pytest.mark.parametrize("model", every(8, FAMILIES))  # `diffusion` is looked at in tests/runtime
 def test_the_type_checker_has_nothing_to_say(model: str, family: Family, mypy_cache: Path) -> None:
     tool(family(model), "mypy", "--cache-dir", str(mypy_cache))
 
@@ -67,7 +67,7 @@ assert not [name for name in sys.modules if name.startswith("digits.ddp")]
 """
 
 
-@pytest.mark.parametrize("model", every(3, FAMILIES))
+@pytest.mark.parametrize("model", every(4, FAMILIES))
 def test_exported_weights_load_where_ddp_is_not(model: str, family: Family, tmp_path: Path) -> None:
     """With the lines of the project's README."""
     pytest.importorskip("safetensors")

@@ -25,7 +25,6 @@ CROSS_SECTION = {
     "SIGKILL of rank 1",
     "rank 1 sleeps in forward",
     "another type",
-    "NaN on one rank, once",
     "SIGTERM of one rank in forward",
     "port in use",
 }

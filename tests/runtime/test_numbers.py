@@ -47,6 +47,7 @@ def train(project: Path, run_id: str, faults: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "loss" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_the_ranks_wait_for(project: Path) -> None:
     slow_data = train(project, "data", "slow@rank=all,phase=data,seconds=0.2")
@@ -79,7 +80,7 @@ LAUNCHES = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "start", [pytest.param(one, marks=[] if one == "script" else pytest.mark.slow) for one in LAUNCHES]
+    "start", [pytest.param(one, marks=[] if one == "torchrun" else pytest.mark.slow) for one in LAUNCHES]
 )
 def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path) -> None:
     """Also where another python is first on the PATH, and on the GPUs that were given, whichever a rank has taken."""

@@ -67,7 +67,7 @@ def test_what_a_kill_leaves_is_no_hindrance(part: Part, tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     owner.claim(tmp_path, process.pid, 0)
     process.kill()  # and not waited for: a zombie does not own anything
-    while owner._began(process.pid):
+    while part("processes").began(process.pid):
         time.sleep(0.01)
     assert not owner.held_by_another(tmp_path)
     assert owner.claim(tmp_path, os.getpid(), 0).pid == os.getpid()

@@ -60,6 +60,7 @@ def test_plain_copier_does_the_same(two, history_of_two, project, tmp_path):
     assert tree(project) == tree(other)
 
 
+@pytest.mark.slow  # `make test-update` runs it
 def test_edits_survive(two, project):
     (project / "src/demo/model.py").write_text("# Mine.\n")
     change(project / "configs/train.yaml", "seed: 0", "seed: 7")

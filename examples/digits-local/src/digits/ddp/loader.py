@@ -108,6 +108,10 @@ def make_loader(
         if compare:
             compare_samples(dataset, job, what, workers, settings.start_method)
         length = len(cast(Any, dataset))
+        if train and length < batch_size * job.world_size:
+            many = f"{job.world_size} x {batch_size} samples" if job.world_size > 1 else f"{batch_size} samples"
+            text = "a batch of %s is more than the data set has, %d: each step trains on all of it"
+            log.warning(text, many, length, extra={"file_only": job.rank != 0})
         if order is not None:
             sampler = OwnOrder(order, length, job, seed=seed, uneven=uneven, batch=batch_size)
         else:

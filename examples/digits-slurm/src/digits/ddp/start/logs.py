@@ -78,9 +78,12 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
         values = {**values, section: {**values[section], key: job.precision}}
     rows = [(row[0], f"auto: {job.precision}", row[2]) if row[:2] == automatic else row for row in rows]
     _compare_precision(directory, rows)
+    changed = _changed(directory, rows, job)
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    if changed:
+        log.info("changed since the last start of this run: %s", ", ".join(changed))
     (directory / "settings.txt").write_text(settings + "\n")
     if values is not None:
         (directory / SETTINGS).write_text(yaml.safe_dump(values, sort_keys=False))
@@ -88,6 +91,23 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
     facts += [f"rank {rank} host {host}" for rank, host in enumerate(job.hosts)]
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(RECORDED))
     (directory / "environment.txt").write_text("\n".join(facts) + "\n")
+
+
+def _changed(directory: Path, rows: Rows, job: Job) -> list[str]:
+    """What is not as at the last start of this run: 'train.steps 100 -> 200', 'world size 4 -> 2'."""
+    with suppress(OSError):
+        lines = (directory / "settings.txt").read_text().splitlines()
+        found = (re.fullmatch(r"  (\S+)\s{2,}(.*)  \(.*\)", line) for line in lines)
+        before = {line[1]: line[2] for line in found if line}
+        changed = [
+            f"{name} {before[name] or 'empty'} -> {value or 'empty'}"
+            for name, value, _ in rows
+            if name in before and before[name] != value
+        ]
+        facts = (directory / "environment.txt").read_text()
+        size = len(re.findall(r"^rank \d+ host ", facts, re.MULTILINE))
+        return [*changed, *([f"world size {size} -> {job.world_size}"] if size != job.world_size else [])]
+    return []
 
 
 def _compare_precision(directory: Path, rows: Rows) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -72,8 +74,9 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config", default="configs/train.yaml")
     first, rest = parser.parse_known_args(argv)
+    file = first.config if first.config != parser.get_default("config") else _default_file(settings_class, first.config)
     layers = [
-        (first.config, _read_yaml(Path(first.config), required=first.config != parser.get_default("config"))),
+        (file, _read_yaml(Path(file)) if file else {}),
         ("environment", EnvSettingsSource(settings_class)()),
         ("command line", _read_command_line(settings_class, rest)),
     ]
@@ -89,7 +92,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
     try:
         return settings_class(**merged), origin
     except ValidationError as error:
-        raise _refusal(error, origin) from None
+        raise _refusal(error, origin, settings_class) from None
 
 
 def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> TypedRows:
@@ -118,12 +121,23 @@ def leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
             yield (*above, key), value
 
 
-def _read_yaml(path: Path, required: bool) -> dict[str, Any]:
+def _default_file(settings_class: type[BaseSettings], name: str) -> str:
+    """The settings file here, else that of the project, wherever it is started from; "" if there is neither."""
+    if Path(name).exists():
+        return name
+    package = Path(getattr(sys.modules[settings_class.__module__], "__file__", None) or name).absolute().parent
+    for folder in (package, *list(package.parents)[:2]):  # beside the package, or beside the folder that it is in
+        if (folder / name).exists():
+            return str(folder / name)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"there is no {name} here, nor in the project: its settings have their defaults", file=sys.stderr)
+    return ""
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:
-        if not required:
-            return {}
         raise ConfigError(f"{path} does not exist", "give --config the path of a YAML file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}", "correct the file") from None
@@ -150,7 +164,8 @@ def _read_command_line(settings_class: type[BaseSettings], arguments: Sequence[s
         return source()
     except SettingsError as error:
         problem = str(error.__cause__ or error).removeprefix("error parsing CLI: ")
-        raise ConfigError(f"command line: {problem}", "run with --help to see every setting") from None
+        options = re.findall(r"--([\w.-]+)", problem.partition("unrecognized arguments:")[2])
+        raise ConfigError(f"command line: {problem}", _meant(options, settings_class, "--{}")) from None
 
 
 def _refuse_unknown_variables(settings_class: type[BaseSettings]) -> None:
@@ -160,8 +175,21 @@ def _refuse_unknown_variables(settings_class: type[BaseSettings]) -> None:
     ours = [name for name in os.environ if name.startswith(prefix) and not name.startswith("DDP_SCAFFOLD_")]
     unknown = sorted(name for name in ours if name.upper() not in known)  # DDP_SCAFFOLD_ is the generator's
     if unknown:
-        remedy = f"unset it, or use one of {', '.join(sorted(known))}"
+        names = [name[len(prefix) :].replace("__", ".").lower() for name in unknown]
+        remedy = _meant(names, settings_class, f"{prefix}{{}}", "__")
         raise ConfigError(f"nothing reads the variable {', '.join(unknown)}", remedy)
+
+
+def _meant(names: Iterable[str], settings_class: type[BaseSettings], form: str = "{}", between: str = ".") -> str:
+    """What to do about names that are no settings: those that look like them, or have the same key."""
+    known, alike = [".".join(path) for path in _fields(settings_class)], []
+    for name in names:
+        same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
+        alike += (same + difflib.get_close_matches(name, known, 1))[:1]
+    if not alike:
+        return "run with --help to see every setting"
+    meant = [form.format(each if between == "." else each.replace(".", between).upper()) for each in alike]
+    return f"did you mean {' and '.join(meant)}? --help shows every setting"
 
 
 def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -172,13 +200,14 @@ def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tup
             yield (*above, name)
 
 
-def _refusal(error: ValidationError, origin: Mapping[str, str]) -> ConfigError:
+def _refusal(error: ValidationError, origin: Mapping[str, str], settings_class: type[BaseSettings]) -> ConfigError:
     """A line for each problem, then what to do: a validator's ValueError may say that in a second line of its own."""
     problems, remedies = [], []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
         message, _, remedy = problem["msg"].removeprefix("Value error, ").partition("\n")
-        message = "is not a known setting" if problem["type"] == "extra_forbidden" else message
+        if problem["type"] == "extra_forbidden":
+            message, remedy = "is not a known setting", _meant([name], settings_class)
         where = f" (from {origin[name]})" if name in origin else ""
         # A validator that has looked at a whole section names the setting itself. The name is empty for a default.
         problems.append(message if not name or message.startswith(f"{name}.") else f"{name}{where}: {message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -240,3 +241,22 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_training_began_is_a_stop(rendered: Path, tmp_path: Path, number: int) -> None:
+    """Ranks that still import have no handler: the signal ends them, and torchrun calls that a failure."""
+    project, up = tmp_path / "my project", tmp_path / "up"
+    shutil.copytree(rendered, project)
+    slow = f"import pathlib, time\npathlib.Path({str(up)!r}).touch()\ntime.sleep(60)\n"
+    (project / "src" / "demo" / "train.py").write_text(slow)
+    command = [str(project / "launch/torchrun.sh")]
+    with subprocess.Popen(
+        command, cwd="/", env=environment(DDP_RUN__ID="r", NPROC="2"), stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as script:  # fmt: skip
+        until(up.exists, "a rank")
+        os.killpg(script.pid, number)  # as a terminal does, and some schedulers
+        _, said = script.communicate(timeout=60)
+    assert script.returncode == 75, said
+    assert "ended, stopped: before training began; this script was asked to stop, so no restart; exit code 75" in said

@@ -46,8 +46,7 @@ def test_the_source_tells_the_same_names_as_training(render: Callable[..., Path]
     ).stdout.split()
     settings = runpy.run_path(str(project / "launch" / "settings.py"))
     names = settings["names_of"](project / "src" / "demo" / "train.py")
-    assert names.settings == real
-    assert not names.unknown
+    assert names == real
     for name in real:
         assert settings["problem"](names, [f"--{name}", "1"], [f"DDP_{name}".replace(".", "__").upper()]) is None
         assert settings["problem"](names, [f"--{name}x=1"], [])[1] == f"did you mean --{name}?"
@@ -89,7 +88,7 @@ def test_a_variable_that_nothing_reads(project: Path) -> None:
 def test_a_key_in_a_settings_file(project: Path, tmp_path: Path, how: list[str]) -> None:
     file = tmp_path / "mine.yaml"
     arguments = [each.format(file) for each in how]
-    assert check(project, *arguments)[1].startswith(f"[launch] error: {file} does not exist\n")
+    assert check(project, *arguments)[1].startswith(f"[launch] error: --config {file}: there is no such file\n")
     file.write_text("train:\n  steps: 3\n  larning_rate: 1\nmodel:\n")
     code, said = check(project, *arguments)
     assert code == 78
@@ -105,8 +104,9 @@ def test_settings_that_users_add_in_their_own_ways(project: Path, tmp_path: Path
     shutil.copytree(project, own)
     package = own / "src" / "demo"
     (package / "sizes.py").write_text(
-        "from pydantic import BaseModel\nclass Inner(BaseModel):\n    deep: int = 1\n"
-        "class Sizes(BaseModel):\n    wide: int = 1\n    inner: Inner = Inner()\n    by_name: dict[str, int] = {}\n"
+        "from pydantic import BaseModel\nclass Inner(BaseModel, extra='forbid'):\n    deep: int = 1\n"
+        "class Sizes(BaseModel, extra='forbid'):\n    wide: int = 1\n    inner: Inner = Inner()\n"
+        "    by_name: dict[str, int] = {}\n"
     )
     (package / "library.py").write_text("from elsewhere import Base\nclass Foreign(Base):\n    known: int = 1\n")
     config = package / "config.py"
@@ -120,6 +120,62 @@ def test_settings_that_users_add_in_their_own_ways(project: Path, tmp_path: Path
     assert check(own, "--anything", "1") == (0, ""), "a train.py with arguments of its own"
     (package / "train.py").write_text("def broken(:\n")
     assert check(own, "--anything", "1") == (0, ""), "training says that better"
+
+
+# What takes the place of a line in config.py or train.py, and a setting that training then accepts.
+STEPS, SETTINGS = "    steps: int = Field", "class Settings(SessionSettings):"
+TRAIN, FROM, CALL = 'class TrainSettings(BaseModel, extra="forbid"):', "from .data import", "load_settings(Settings)"
+ACCEPTED = {
+    "extra keys": (TRAIN, 'class TrainSettings(BaseModel, extra="allow"):', "train.any"),
+    "ignored keys": (SETTINGS, 'class Settings(SessionSettings, extra="ignore"):', "any.thing"),
+    "a configuration": (STEPS, '    model_config = {"extra": "allow"}\n' + STEPS, "train.any"),
+    "an alias": (STEPS, '    rate: float = Field(1.0, alias="lr")\n' + STEPS, "train.lr"),
+    "a validator before": (
+        STEPS,
+        '    @model_validator(mode="before")\n    def old(cls, value):\n        return value\n\n' + STEPS,
+        "train.old_name",
+    ),
+    "an own BaseModel": (FROM, "from .base import BaseModel\n" + FROM, "train.own"),
+    "a later import": (SETTINGS, "from .more import TrainSettings\n" + SETTINGS, "train.own"),
+    "a class that takes its own name": (
+        SETTINGS,
+        "class TrainSettings(TrainSettings):\n    own: int = 1\n\n" + SETTINGS,
+        "train.own",
+    ),
+    "a class made in an if": (
+        SETTINGS,
+        "if True:\n    class TrainSettings(TrainSettings):\n        own: int = 1\n\n" + SETTINGS,
+        "train.own",
+    ),
+    "another name": (SETTINGS, "TrainSettings = globals()['TrainSettings']\n\n" + SETTINGS, "train.own"),
+    "a field in an if": (STEPS, "    if True:\n        own: int = 1\n" + STEPS, "train.own"),
+    "a made base": (
+        SETTINGS,
+        "class Opt(create_model('Made')):\n    x: int = 1\n\n" + SETTINGS + "\n    o: Opt",
+        "o.y",
+    ),
+    "flags": (SETTINGS, "class Settings(SessionSettings, cli_implicit_flags=True):", "no-train.compile"),
+    "short names": (SETTINGS, "class Settings(SessionSettings, cli_shortcuts={'train.steps': 'n'}):", "n"),
+    "an optional section": (SETTINGS, SETTINGS + "\n    opt: TrainSettings | None = None", "opt.steps"),
+    "a decorator": (TRAIN, "@decorated\n" + TRAIN, "train.own"),
+    "own arguments": (CALL, "load_settings(Settings, own())", "note"),
+    "variables of one's own": (CALL, "load_settings(Settings, strict_variables=False)", "note"),
+    "another class": (CALL, "load_settings(Mine)", "note"),
+}
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_training_may_accept_is_not_refused(project: Path, tmp_path: Path, what: str) -> None:
+    """Whatever is not written as this project writes it is training's to refuse."""
+    line, other, name = ACCEPTED[what]
+    package = tmp_path / "demo"
+    shutil.copytree(project / "src" / "demo", package)
+    file = package / ("train.py" if line == CALL else "config.py")
+    assert line in file.read_text()
+    file.write_text(file.read_text().replace(line, other, 1))
+    settings = runpy.run_path(str(project / "launch" / "settings.py"))
+    names = settings["names_of"](package / "train.py")
+    assert names is None or settings["problem"](names, [f"--{name}", "1"], []) is None, names
 
 
 def launch(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

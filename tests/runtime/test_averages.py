@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +58,37 @@ def compiled_method() -> Any:
     return net
 
 
+class Act:
+    """A callable object that holds a function, with slots as some libraries have."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def callable_object() -> Any:
+    net = network()
+    first = net[0]
+    net[1].act = Act(lambda x: first(x))
+    return net
+
+
+def weakly_referenced() -> Any:
+    net = network()
+    net[1].first = weakref.ref(net[0])
+    return net
+
+
+def cached() -> Any:
+    net = network()
+    net[1].table = lru_cache(net[0].extra_repr)
+    return net
+
+
 def listed() -> Any:
     net = network()
     weight = net[2].weight
@@ -83,6 +115,9 @@ class Scaled(nn.Module):  # type: ignore[misc,name-defined]
         (compiled_method, "run of 0 (Linear)", "0"),
         (listed, "norms of Sequential", "2.weight"),
         (Scaled, "activate of Scaled", "the network"),
+        (callable_object, "act of 1 (ReLU)", "0"),
+        (weakly_referenced, "first of 1 (ReLU)", "0"),
+        (cached, "table of 1 (ReLU)", "0"),
     ],
 )
 def test_what_holds_on_to_the_network_is_refused(
@@ -120,7 +155,21 @@ def recurrent() -> Any:
     return nn.Sequential(nn.LSTM(4, 3, num_layers=2))
 
 
-@pytest.mark.parametrize("make", [network, bound, compiled_part, pairs, recurrent])
+def attention() -> Any:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, activation=lambda x: nn.functional.relu(x) * 2)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.BatchNorm1d(4))
+
+
+def traced() -> Any:
+    return torch.fx.symbolic_trace(network())
+
+
+def scripted() -> Any:
+    return torch.jit.script(network())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
+@pytest.mark.parametrize("make", [network, bound, compiled_part, pairs, recurrent, attention, traced, scripted])
 def test_what_is_copied_along_evaluates_the_averaged_weights(averages: ModuleType, make: Callable[[], Any]) -> None:
     net = make().eval()
     average = averages.moving_average(net, 0.9)

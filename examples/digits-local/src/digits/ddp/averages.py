@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
@@ -15,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from .errors import ConfigError
 
 OWN = ("_modules", "_parameters", "_buffers")  # of a module: copied, and averaged or left as they are
+MOST = 10_000  # objects that an attribute is followed through
 REMEDY = "make it a method, or a functools.partial that is given the module: both are copied along"
 
 
@@ -44,7 +46,7 @@ def _held(network: nn.Module, copy: nn.Module) -> tuple[str, str] | None:
     parts |= {id(tensor): name for name, tensor in network.named_parameters(remove_duplicate=False)}
     parts |= {id(tensor): name for name, tensor in network.named_buffers(remove_duplicate=False)}
     for name, attribute, value in _attributes(copy):
-        for each in _reachable(value, set()):
+        for each in _reachable(value):
             if id(each) in parts:
                 return _named(copy, name, attribute), parts[id(each)]
     return None
@@ -56,25 +58,35 @@ def _attributes(network: nn.Module) -> Iterator[tuple[str, str, Any]]:
         yield from ((name, attribute, value) for attribute, value in vars(module).items() if attribute not in OWN)
 
 
-def _reachable(value: Any, seen: set[int]) -> Iterator[Any]:
-    """`value` and what it leads to through functions, methods and plain containers: what a call may use."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    yield value
-    inner: list[Any] = []
+def _reachable(value: Any) -> Iterator[Any]:
+    """`value` and what it leads to through functions, methods, containers and callable objects: what a call may use."""
+    seen, waiting = set[int](), [value]
+    while waiting and len(seen) < MOST:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += _held_by(each)
+
+
+def _held_by(value: Any) -> list[Any]:
     if isinstance(value, FunctionType):
-        inner = [*_cells(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    elif isinstance(value, MethodType):
-        inner = [value.__self__, value.__func__]
-    elif isinstance(value, partial):
-        inner = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        inner = list(value)
-    for each in inner:
-        yield from _reachable(each, seen)
+        return [*_cells(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if isinstance(value, (type, nn.Module)) or not callable(value):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    inner = [getattr(value, name, None) for name in slots if isinstance(name, str) and name != "__weakref__"]
+    return [*inner, *getattr(value, "__dict__", {}).values(), getattr(value, "__wrapped__", None)]
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:

@@ -71,20 +71,20 @@ def load_settings(
 
 
 def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="configs/train.yaml")
     first, rest = parser.parse_known_args(argv)
     file = first.config if first.config != parser.get_default("config") else _default_file(settings_class, first.config)
     layers = [
-        (file, _read_yaml(Path(file)) if file else {}),
+        (file or "no file", {} if file is None else _read_yaml(Path(file))),
         ("environment", EnvSettingsSource(settings_class)()),
         ("command line", _read_command_line(settings_class, rest)),
     ]
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for layer, values in layers:
-        for path, value in leaves(values):
-            origin[".".join(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
+        for path, value in leaves(values, empty=layer not in ("environment", "command line")):
+            origin[_dotted(path)] = variable(settings_class, path[:2]) if layer == "environment" else layer
             target = merged
             for key in path[:-1]:
                 target = target.setdefault(key, {})
@@ -98,7 +98,7 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
 def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> TypedRows:
     """Rows of (section.key, value, who set it), in the order of the classes."""
     values = settings.model_dump(mode="json")
-    rows = [(".".join(path), str(value), origin.get(".".join(path), "default")) for path, value in leaves(values)]
+    rows = [(_dotted(path), str(value), origin.get(_dotted(path), "default")) for path, value in leaves(values)]
     return TypedRows(rows, values)
 
 
@@ -109,20 +109,30 @@ load, effective = load_settings, settings_table
 def variable(settings_class: type[BaseSettings], path: Sequence[str]) -> str:
     """The environment variable of a setting: ('clocks', 'stall_s') is DDP_CLOCKS__STALL_S."""
     delimiter = settings_class.model_config.get("env_nested_delimiter") or "__"
-    return (settings_class.model_config.get("env_prefix", "") + delimiter.join(path)).upper()
+    return (settings_class.model_config.get("env_prefix", "") + delimiter.join(map(str, path))).upper()
 
 
-def leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Path and value of each setting in nested sections."""
+def leaves(
+    values: Mapping[Any, Any], above: tuple[Any, ...] = (), *, empty: bool = False
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Path and value of each setting in nested sections; keys of a mapping may be numbers.
+
+    Args:
+        empty: whether an empty mapping is a value, too: in a file somebody has written that.
+    """
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, (*above, key))
+        if isinstance(value, Mapping) and (value or not empty):
+            yield from leaves(value, (*above, key), empty=empty)
         else:
             yield (*above, key), value
 
 
-def _default_file(settings_class: type[BaseSettings], name: str) -> str:
-    """The settings file here, else that of the project, wherever it is started from; "" if there is neither."""
+def _dotted(path: Sequence[Any]) -> str:
+    return ".".join(map(str, path))
+
+
+def _default_file(settings_class: type[BaseSettings], name: str) -> str | None:
+    """The settings file here, else that of the project, wherever it is started from; None if there is neither."""
     if Path(name).exists():
         return name
     package = Path(getattr(sys.modules[settings_class.__module__], "__file__", None) or name).absolute().parent
@@ -131,7 +141,7 @@ def _default_file(settings_class: type[BaseSettings], name: str) -> str:
             return str(folder / name)
     if os.environ.get("RANK", "0") == "0":
         print(f"there is no {name} here, nor in the project: its settings have their defaults", file=sys.stderr)
-    return ""
+    return None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -185,6 +195,7 @@ def _meant(names: Iterable[str], settings_class: type[BaseSettings], form: str =
     known, alike = [".".join(path) for path in _fields(settings_class)], []
     for name in names:
         same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
+        same += [each for each in known if each.startswith(name)]
         alike += (same + difflib.get_close_matches(name, known, 1))[:1]
     if not alike:
         return "run with --help to see every setting"

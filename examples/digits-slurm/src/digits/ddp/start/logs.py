@@ -105,8 +105,8 @@ def _changed(directory: Path, rows: Rows, job: Job) -> list[str]:
             if name in before and before[name] != value
         ]
         facts = (directory / "environment.txt").read_text()
-        size = len(re.findall(r"^rank \d+ host ", facts, re.MULTILINE))
-        return [*changed, *([f"world size {size} -> {job.world_size}"] if size != job.world_size else [])]
+        size, now = len(re.findall(r"^rank \d+ host ", facts, re.MULTILINE)), len(job.hosts)
+        return [*changed, *([f"world size {size} -> {now}"] if size != now else [])]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -86,11 +87,10 @@ def test_exported_weights_load_where_ddp_is_not(model: str, family: Family, tmp_
 # A value that does not fit the data or another value, and what is said of it: what is wrong, and what to do.
 MISFITS = {
     "causal-lm": ("--model.width 60", "model.width = 60 is no multiple of 8, twice model.heads\n  -> positions"),
-    "classifier": ("--model.stages 5", "model.stages = 5 needs images of 16 pixels or more, not 8x8\n  -> lower"),
     "diffusion": ("--model.levels 5", "model.levels = 5 needs sides that are multiples of 16, not 8x8\n  -> lower"),
     "masked-lm": ("--model.heads 3", "model.width = 64 is no multiple of 6, twice model.heads\n  -> positions"),
     "rectified-flow": ("--model.patch 3", "model.patch = 3 needs sides that are multiples of it, not 8x8\n  -> change"),
-    "retrieval": ("--model.levels 4", "model.levels = 4 needs sides that are multiples of 16, not 8x8\n  -> lower"),
+    "retrieval": ("--model.levels 4", "model.levels = 4 needs sides of 16 pixels or more, not 8x8\n  -> lower"),
 }
 LOADING = "from digits.config import Settings\nfrom digits.ddp import load\nload(Settings, strict_variables=False)"
 
@@ -115,6 +115,48 @@ def test_a_default_that_does_not_fit_the_data_is_refused_like_a_value_that_is_gi
     assert (refused.returncode, refused.stdout) == (78, "")
     assert "error: model.levels = 2 needs sides that are multiples of 2, not 9x9\n  -> lower model" in refused.stderr
     assert python(family("diffusion") / "src", code, tmp_path, "--model.levels", "1").returncode == 0
+
+
+# Sizes that a network is said to take: its family, what follows from an edit in data.py, and settings.
+FITS = [
+    ("retrieval", (1, 7, 9), {"levels": 1}),
+    ("retrieval", (1, 28, 28), {"levels": 3}),
+    ("retrieval", (3, 7, 9), {"levels": 2}),
+    ("classifier", (1, 7, 9), {"stages": 6}),
+    ("classifier", (1, 1, 28), {"stages": 3}),
+    ("diffusion", (1, 7, 9), {"levels": 1}),
+    ("diffusion", (1, 12, 20), {"levels": 3}),
+    ("rectified-flow", (1, 7, 9), {"patch": 1}),
+    ("rectified-flow", (1, 6, 9), {"patch": 3}),
+]
+TRAINS = """
+import json, sys, torch
+from digits import data
+shape, settings = json.loads(sys.argv[1])
+data.IMAGE_SHAPE = tuple(shape)
+from digits.model import ModelSettings, build_model, training_loss
+
+network = build_model(ModelSettings(**settings))
+loss, _ = training_loss(network, (torch.rand(4, *shape), torch.tensor([0, 1, 0, 1])))
+loss.backward()
+assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+"""
+
+
+@pytest.mark.parametrize(("model", "shape", "settings"), every(5, FITS))
+def test_sizes_that_a_network_takes_are_not_refused(
+    model: str, shape: tuple[int, ...], settings: dict[str, int], family: Family, tmp_path: Path
+) -> None:
+    trained = python(family(model) / "src", TRAINS, tmp_path, json.dumps([shape, settings]))
+    assert trained.returncode == 0, trained.stderr
+
+
+def test_the_remedy_for_images_that_are_too_small_can_be_followed(family: Family, tmp_path: Path) -> None:
+    for side, levels, remedy in ((1, "1", "pad the images in data.py"), (7, "3", "lower model.levels to 2 or less")):
+        code = f"from digits import data\ndata.IMAGE_SHAPE = (1, {side}, 28)\n{LOADING}"
+        refused = python(family("retrieval") / "src", code, tmp_path, "--model.levels", levels)
+        assert refused.returncode == 78, refused.stderr
+        assert f"pixels or more, not {side}x28\n  -> {remedy}" in refused.stderr
 
 
 UNTYPED = """

@@ -20,6 +20,7 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from digits.ddp.agree import Agreement, gather
@@ -191,6 +192,12 @@ def orders(job: Job) -> dict[str, Any]:
         ("too high", lambda epoch, seed: [*range(11), 19 + rank], {}),
         ("negative", lambda epoch, seed: [*range(11), -1], {}),
         ("too short", lambda epoch, seed: range(5), {}),
+        ("nothing on rank 1", lambda epoch, seed: None if rank else [*range(12)], {}),
+        ("text", lambda epoch, seed: ["a.png", "b.png"] * 6, {}),
+        ("batches of unequal size", lambda epoch, seed: [[0, 1, 2], [3, 4]], {}),
+        ("numpy's uint64", lambda epoch, seed: numpy.arange(12, dtype=numpy.uint64), {}),
+        ("a tensor of uint64", lambda epoch, seed: torch.tensor([*range(12)]).to(torch.uint64), {}),
+        ("complex numbers", lambda epoch, seed: torch.ones(12, dtype=torch.complex64), {}),
         ("evaluation", shuffled, {"train": False}),
         ("a stream", shuffled, {"data": Numbers(26)}),
     ):

@@ -203,6 +203,28 @@ def test_pieces_that_make_no_sense_are_a_damaged_manifest(part: Part, tmp_path: 
         directory.read(path, lambda _note: None)
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "[]",
+        '{"files": {"state.pt": {"bytes": 1e999, "sha256": ""}}}',
+        '{"files": {"state.pt": {"bytes": 1, "sha256": "", "pieces": {"bytes": 1e999, "sha256": ""}}}}',
+        '{"files": {"a\\u0000b": {"bytes": 1, "sha256": ""}, "state.pt": {"bytes": 1, "sha256": ""}}}',
+        '{"files": {"\\ud800": {"bytes": 1, "sha256": ""}, "state.pt": {"bytes": 1, "sha256": ""}}}',
+        "[" * 200_000,
+        '{"a":' * 200_000,
+    ],
+    ids=["empty", "list", "endless", "endless pieces", "zero in a name", "surrogate", "deep list", "deep object"],
+)
+def test_whatever_a_manifest_holds_an_older_checkpoint_is_read(part: Part, tmp_path: Path, manifest: str) -> None:
+    older, newer = write(part, tmp_path, 3), write(part, tmp_path, 4)
+    (newer / "manifest.json").write_text(manifest)
+    name, _ = part("saving.directory").read_newest(tmp_path, lambda _note: None)
+    assert name == older.name
+    assert (tmp_path / f"broken-{newer.name}").is_dir()
+
+
 def test_a_file_that_becomes_shorter_while_it_is_read(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

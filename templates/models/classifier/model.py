@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -21,23 +21,12 @@ GROUPS = 8  # of every GroupNorm
 
 
 class ModelSettings(BaseModel, extra="forbid"):
-    """The size of the network, which must fit the images of `data.py`."""
+    """The size of the network. It takes images of any size: each stage halves them, rounded up, and 1 stays 1."""
 
     channels: int = Field(default=16, ge=GROUPS, multiple_of=GROUPS, description="feature maps at full resolution")
     stages: int = Field(default=2, ge=1, le=6, description="resolutions; each halves the image, doubles the channels")
     blocks: int = Field(default=2, ge=1, description="residual blocks a stage")
     checkpointing: bool = Field(default=False, description="compute activations twice instead of keeping them")
-
-    @model_validator(mode="after")
-    def _fits(self) -> "ModelSettings":
-        _, height, width = IMAGE_SHAPE
-        smallest = 2 ** (self.stages - 1)
-        if min(height, width) < smallest:
-            raise ValueError(
-                f"model.stages = {self.stages} needs images of {smallest} pixels or more, not {height}x{width}\n"
-                "lower model.stages"
-            )
-        return self
 
 
 def build_model(settings: ModelSettings) -> nn.Module:

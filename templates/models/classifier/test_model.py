@@ -113,11 +113,6 @@ def test_training_on_one_batch_halves_the_loss() -> None:
     assert sum(losses[-5:]) / 5 < losses[0] / 2
 
 
-def test_stages_that_do_not_fit_the_image_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.stages = 5 .*\n.*lower model\.stages"):
-        ModelSettings(stages=5)
-
-
 def validate(model: nn.Module, dataset: Dataset[tuple[Tensor, ...]], batch_size: int) -> list[float]:
     return add_up(model, DataLoader(dataset, batch_size), CPU, lambda: None).tolist()
 

@@ -22,7 +22,7 @@ GROUPS = 8  # of every GroupNorm; it keeps no running statistics, so nothing has
 
 
 class ModelSettings(BaseModel, extra="forbid"):
-    """The size of the network. The images of `data.py` are halved as often as `levels` asks."""
+    """The size of the network. The images of `data.py` are halved, rounded down, as often as `levels` asks."""
 
     channels: int = Field(default=16, ge=GROUPS, multiple_of=GROUPS, description="feature maps at full resolution")
     levels: int = Field(default=2, ge=1, le=6, description="resolutions; each halves the image, doubles the channels")
@@ -32,11 +32,11 @@ class ModelSettings(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _fits(self) -> "ModelSettings":
         _, height, width = IMAGE_SHAPE
-        multiple = 2**self.levels
-        if height % multiple or width % multiple:
+        most = min(height, width).bit_length() - 1  # halved once more, nothing would be left
+        if self.levels > most:
             raise ValueError(
-                f"model.levels = {self.levels} needs sides that are multiples of {multiple}, not {height}x{width}\n"
-                "lower model.levels, or pad the images in data.py"
+                f"model.levels = {self.levels} needs sides of {2**self.levels} pixels or more, not {height}x{width}\n"
+                + (f"lower model.levels to {most} or less" if most else "pad the images in data.py")
             )
         return self
 

@@ -247,7 +247,9 @@ def test_of_a_start_that_no_rank_survived_the_report_has_what_the_files_tell(
     assert (SILENT in text) == over
     assert {path.name for path in tmp_path.iterdir()} - before - {"timeline.svg"} == {"report.md", "loss.svg"}
     if not over:
-        assert "no outcome yet" in text
+        assert text.startswith(f"# Run {tmp_path.name}: going on\n")
+        assert re.search(r"\| 1 \| 4 \| [^|]+ \|  \| going on \|  \|", text)
+        assert "killed from outside" not in text
         return
     said = text.partition("![")[2].partition("]")[0]
     assert said.startswith(SILENT)
@@ -258,6 +260,49 @@ def test_of_a_start_that_no_rank_survived_the_report_has_what_the_files_tell(
     assert any(text.startswith("the last sign of life, ") for text in texts(svg))
     assert not marked(svg)
     assert f"| stalled | {said} |" in text
+
+
+def test_the_head_is_about_the_last_start_and_not_about_the_end_of_an_earlier_one(tmp_path: Path) -> None:
+    left_behind(tmp_path, owner={**HERE, "pid": os.getpid(), "began": began(os.getpid())})
+    path = tmp_path / "attempts.jsonl"
+    verdict = Verdict(78, "bad_settings", "settings: train.steps\n  -> correct it")
+    end = {"event": "end", **verdict.as_dict(), "attempt": 0, "time": time.time() - 70}
+    first = {"event": "start", "attempt": 0, "world_size": 2, "time": time.time() - 90}
+    path.write_text("".join(json.dumps(each) + "\n" for each in (first, end)) + path.read_text())
+    for running in (True, False):
+        assert report.write(tmp_path, running)
+        text = (tmp_path / "report.md").read_text()
+        assert text.startswith(f"# Run {tmp_path.name}: going on\n\n## Attempts\n")
+        assert re.search(r"\| 1 \| 2 \| [^|]+ \| 20 s \| config \| settings: train\.steps \|", text)
+        assert re.search(r"\| 2 \| 4 \| [^|]+ \|  \| going on \|  \|", text)
+
+
+@pytest.mark.parametrize("attempts", ["", '{"event": "sta'], ids=["empty", "cut short"])
+def test_without_a_whole_line_of_attempts_there_is_a_report(tmp_path: Path, attempts: str) -> None:
+    (tmp_path / "attempts.jsonl").write_text(attempts)
+    ended = command(str(tmp_path), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{tmp_path / 'report.md'}\n", "")
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith(f"# Run {tmp_path.name}: no outcome yet\n\n## Attempts\n\nNo start is on record.\n")
+
+
+def test_an_end_that_only_outcome_json_has_is_told(tmp_path: Path) -> None:
+    """The disk was full, or a kill came, between the two files."""
+    left_behind(tmp_path)
+    verdict = Verdict(1, "rank_exception", "rank 1 (n1) raised ValueError: 7", [1], advice="look at it")
+    (tmp_path / "outcome.json").write_text(json.dumps({**verdict.as_dict(), "attempt": 0, "time": time.time()}))
+    assert report.write(tmp_path, running=False)
+    text = (tmp_path / "report.md").read_text()
+    assert "failed\n\n**rank_exception**: rank 1 (n1) raised ValueError: 7\n\nWhat to do: look at it." in text
+    assert "| failed | rank 1 (n1) raised ValueError: 7 |" in text
+
+
+def test_a_report_that_could_not_be_written_is_not_announced(tmp_path: Path) -> None:
+    left_behind(tmp_path)
+    (tmp_path / "report.md").mkdir()
+    ended = command(str(tmp_path), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("report.md not written: IsADirectoryError")
 
 
 def test_heartbeats_of_an_earlier_start_are_not_taken_for_its_own(tmp_path: Path) -> None:
@@ -471,12 +516,35 @@ def test_the_same_is_written_as_a_trace(tmp_path: Path) -> None:
     assert max(event["ts"] for event in spans) < clock["ts"]
 
 
-def test_a_trace_of_a_run_that_ended_well_is_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "attempts.jsonl").write_text("")
+WRONG = Verdict(78, "bad_settings", "settings: train.steps = abc\n  -> give a number")
+
+
+@pytest.mark.parametrize(
+    ("owner", "end", "attempts", "says"),
+    [
+        (None, Verdict(0, "benign", "training is done"), None, "it has ended well (training is done)\n  -> name"),
+        (None, WRONG, None, "it ended with 78 (bad_settings: settings: train.steps = abc), and no rank"),
+        (None, WRONG, "", "it ended with 78 (bad_settings: settings: train.steps = abc), and no rank"),
+        (ELSEWHERE, None, None, "it is going on, and no start has left one so far\n  -> wait"),
+        (None, None, '{"event": "sta', "attempts.jsonl holds no whole line, so no start is on record\n  -> name"),
+    ],
+    ids=["ended well", "wrong settings", "wrong settings before a start", "going on", "half a line"],
+)
+def test_of_a_run_without_a_trace_it_is_said_why(
+    tmp_path: Path, owner: End | None, end: Verdict | None, attempts: str | None, says: str
+) -> None:
+    left_behind(tmp_path, owner=owner)
+    if attempts is not None:
+        (tmp_path / "attempts.jsonl").write_text(attempts)
+    if end:
+        (tmp_path / "outcome.json").write_text(json.dumps({**end.as_dict(), "attempt": 0, "time": time.time()}))
     ended = command(str(tmp_path), "--trace", "trace.json", cwd=tmp_path)
     assert ended.returncode == 1
-    assert "it has ended well so far" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith(f"error: {tmp_path} has no timeline.jsonl: {says}")
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_without_runs_there_is_nothing_to_make_a_trace_of(tmp_path: Path) -> None:
     ended = command("--trace", "trace.json", cwd=tmp_path)
     assert "there is none in runs/" in ended.stderr
 

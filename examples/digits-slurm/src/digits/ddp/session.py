@@ -185,8 +185,8 @@ def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
     shutdown(job)
     if job.rank == 0:
         outcome.write(directory, verdict, job.place.attempt)
-        report.write(directory)
-        log.info("%s; report: %s", verdict.reason, directory / "report.md")
+        told = f"; report: {directory / 'report.md'}" if report.write(directory) else ""
+        log.info("%s%s", verdict.reason, told)
         owner.release(directory)
         if lines := how_to_go_on(job.place, directory, verdict.exit_code):
             say_last("\n".join(lines))

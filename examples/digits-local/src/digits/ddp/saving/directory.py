@@ -103,8 +103,12 @@ def read(directory: Path, note: Note) -> dict[str, Any]:
     """
     files = _expected(directory)
     for name, (size, sums) in files.items():
-        file = directory / name
-        if file.stat().st_size != size or (name != STATE and _sha256(file) != sums.sha256):
+        try:
+            differs = (directory / name).stat().st_size != size
+            differs = differs or (name != STATE and _sha256(directory / name) != sums.sha256)
+        except ValueError as error:  # no file can have this name
+            raise Damaged(f"manifest.json names {name!r}: {error}") from error
+        if differs:
             raise Damaged(f"{name} does not match its checksum")
     sums = files[STATE][1]
     note_bytes = _in_gigabytes(note, f"of {directory.name} read")
@@ -159,7 +163,7 @@ def _expected(directory: Path) -> dict[str, tuple[int, Checksums]]:
     try:
         files = json.loads((directory / "manifest.json").read_text())["files"]
         found = {str(name): (int(each["bytes"]), _checksums(each)) for name, each in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:  # 1e999; [[[[...
         raise Damaged(f"manifest.json: {error!r}") from error
     if STATE not in found:
         raise Damaged(f"manifest.json names no {STATE}")

@@ -90,8 +90,8 @@ def end(
     wrote = outcome.write(run_dir, verdict, job.place.attempt)
     if wrote or (mine and not (run_dir / "report.md").exists()):
         records.write(job, known, run_dir, verdict, rang, gone)
-        report.write(run_dir)
-        words = [f"{verdict.kind}: {verdict.reason}", f"report: {run_dir / 'report.md'}"]
+        words = [f"{verdict.kind}: {verdict.reason}"]
+        words += [f"report: {run_dir / 'report.md'}"] if report.write(run_dir) else []
         say_last("\n".join([*words, *how_to_go_on(job.place, run_dir, verdict.exit_code)]))
     log.error("%s: %s", verdict.kind, verdict.reason)
     _leave_together(job, store, verdict, mine, gone)

@@ -15,6 +15,7 @@ from .shards import GlobalOrder
 Order = Callable[[int, int], Sequence[int] | torch.Tensor]  # epoch, seed -> indices, for all ranks together
 
 SAME = "let it follow from epoch and seed alone, with a generator of its own: the default ones differ between ranks"
+INDICES = "return whole numbers, one after the other, as a list of int or as an int64 tensor"
 
 
 class OwnOrder(GlobalOrder):
@@ -58,10 +59,7 @@ class OwnOrder(GlobalOrder):
         return iter(torch.cat([full[:, self.rank].flatten(), smaller[self.rank]]).tolist())
 
     def _asked(self, epoch: int) -> torch.Tensor:
-        given = self.order(epoch, self.seed)
-        indices = given.detach().cpu() if isinstance(given, torch.Tensor) else torch.tensor(list(given))
-        problem = self._problem(indices)
-        indices = indices.to(torch.int64)
+        indices, problem = self._indices(self.order(epoch, self.seed))
         found = gather(self.job, (problem, "" if problem else _text(indices)))
         for rank, (wrong, _) in enumerate(found):
             if wrong:
@@ -72,11 +70,22 @@ class OwnOrder(GlobalOrder):
             raise ConfigError(f"the order of epoch {epoch} is not the same on all ranks: {each}", SAME, "ranks_differ")
         return indices
 
+    def _indices(self, given: Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, tuple[str, str] | None]:
+        """The order as int64 [samples], and what `_problem` says of it; also of what PyTorch takes for no indices."""
+        try:
+            indices = given.detach().cpu() if isinstance(given, torch.Tensor) else torch.tensor(list(given))
+            problem = self._problem(indices)
+            return indices.to(torch.int64), problem
+        except (TypeError, ValueError, RuntimeError) as error:  # which one PyTorch raises depends on what it was given
+            why = (str(error).splitlines() or [""])[0]
+            what = f"is a {type(given).__name__} that cannot be read: {type(error).__name__}: {why}"
+            return torch.empty(0, dtype=torch.int64), (what, INDICES)
+
     def _problem(self, indices: torch.Tensor) -> tuple[str, str] | None:
         """What is wrong with it, and what to do."""
         size = self.batch * self.world_size
         if len(indices.shape) != 1 or (len(indices) and (indices.is_floating_point() or indices.dtype == torch.bool)):
-            return f"is {indices.dtype} {list(indices.shape)}", "return whole numbers, one after the other"
+            return f"is {indices.dtype} {list(indices.shape)}", INDICES
         if len(indices) < size:
             what = f"has {len(indices)} samples, and one step of all ranks takes {size}"
             return what, "let it be longer, or use fewer ranks or smaller batches"

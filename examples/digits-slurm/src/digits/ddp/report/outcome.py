@@ -90,6 +90,17 @@ def attempts(run_dir: Path) -> list[dict[str, Any]]:
     return found
 
 
+def known(run_dir: Path) -> list[dict[str, Any]]:
+    """The events of `attempts`, and the end in outcome.json where a kill or a full disk kept it from attempts.jsonl."""
+    events = attempts(run_dir)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((run_dir / "outcome.json").read_text())
+        last = events[-1] if events else {"event": "start", "attempt": content["attempt"]}
+        if (last["event"], last["attempt"]) == ("start", content["attempt"]):
+            events.append({"event": "end", **content})
+    return events
+
+
 def _append(run_dir: Path, event: dict[str, Any]) -> None:
     with open(run_dir / "attempts.jsonl", "a") as file:
         file.write(json.dumps(event) + "\n")

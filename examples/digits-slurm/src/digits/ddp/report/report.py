@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import DONE, STOPPED
 from ..rank_state import RankState
 from . import outcome, picture, silence, timeline, trace_events
 from .chart import line_chart
@@ -29,11 +30,11 @@ MARKS = {
 }
 
 
-def write(run_dir: Path, running: bool = True) -> None:
+def write(run_dir: Path, running: bool = True) -> bool:
     """Write report.md, loss.svg and, of the last end that was not clean, timeline.svg.
 
     Unless the run calls this itself (`running`), a start without an end may be one of which no rank has lived to tell.
-    A problem here is a warning: the run's end must not depend on its report.
+    A problem here is a warning: the run's end must not depend on its report. Returns whether report.md was written.
     """
     try:
         metrics = _read_lines(run_dir / "metrics.jsonl")
@@ -42,6 +43,8 @@ def write(run_dir: Path, running: bool = True) -> None:
         (run_dir / "report.md").write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("report.md not written: %s: %s", type(error).__name__, error)
+        return False
+    return True
 
 
 def note_slow(run_dir: Path, step: int, texts: Sequence[str]) -> None:
@@ -59,6 +62,11 @@ def _end_of(events: list[dict[str, Any]], start: int) -> dict[str, Any]:
     at = [number for number, event in enumerate(events) if event["event"] == "start"]
     following = events[at[start - 1] + 1 :] if 0 < start <= len(at) else []
     return following[0] if following and following[0]["event"] == "end" else {}
+
+
+def _last_end(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How the run has ended; empty while its last start has left no end."""
+    return events[-1] if events and events[-1]["event"] == "end" else {}
 
 
 def _picture(run_dir: Path, events: list[dict[str, Any]], silent: timeline.Timeline | None) -> tuple[int, list[str]]:
@@ -95,11 +103,14 @@ def _fenced(text: str) -> str:
 
 
 def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> list[str]:
-    events = outcome.attempts(run_dir)
+    events = outcome.known(run_dir)
     left = None if running else silence.seen(run_dir, events)
     events += [left[1]] if left else []
-    last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
-    parts = [f"# Run {escaped(run_dir.name)}: {MARKS.get(last.get('outcome', ''), 'no outcome yet')}"]
+    last = _last_end(events)
+    # `seen` has told of a start that is over; while the run itself writes, a rank that leaves may have given it back.
+    going_on = bool(events) and not last and (not running or silence.may_go_on(run_dir))
+    otherwise = "going on" if going_on else "no outcome yet"
+    parts = [f"# Run {escaped(run_dir.name)}: {MARKS.get(last.get('outcome', ''), otherwise)}"]
     if last.get("reason") and last["outcome"] != "done":
         reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
         parts.append(f"**{last['kind']}**: {reason}")
@@ -108,7 +119,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []
     parts += [f"Stack of rank {rank}:\n\n{_fenced(stack)}" for rank, stack in last.get("stacks", {}).items()]
-    parts += ["## Attempts", _attempt_table(events)]
+    parts += ["## Attempts", _attempt_table(events, going_on)]
     parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
@@ -132,17 +143,23 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
     return parts
 
 
-def _attempt_table(events: list[dict[str, Any]]) -> str:
-    """One row a start; an end belongs to the start before it, and a start without one was killed."""
+def _attempt_table(events: list[dict[str, Any]], going_on: bool) -> str:
+    """One row a start; an end belongs to the start before it. One without an end was killed, or is `going_on`."""
     rows: list[list[str]] = []
-    for event, following in zip(events, [*events[1:], {}], strict=True):
-        if event["event"] != "start":
-            continue
-        ended = following if following.get("event") == "end" else {}
-        took = f"{ended['time'] - event['time']:.0f} s" if ended else "?"
+    starts = [number for number, event in enumerate(events) if event["event"] == "start"]
+    for number in starts:
+        event, ended = events[number], _end_of(events, len(rows) + 1)
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        why = str(ended.get("reason", "left no outcome: killed from outside")).splitlines()[0]
-        rows.append([str(len(rows) + 1), str(event["world_size"]), began, took, ended.get("outcome", "?"), why])
+        if going_on and number == starts[-1]:
+            how = ["", "going on", ""]
+        elif ended:
+            why = str(ended["reason"]).splitlines() or [""]
+            how = [f"{ended['time'] - event['time']:.0f} s", str(ended["outcome"]), why[0]]
+        else:
+            how = ["?", "?", "left no outcome: killed from outside"]
+        rows.append([str(len(rows) + 1), str(event["world_size"]), began, *how])
+    if not rows:
+        return "No start is on record."
     return _table(["start", "ranks", "began", "took", "outcome", "why"], rows)
 
 
@@ -228,6 +245,7 @@ def main() -> None:
     if options.trace and len(runs) != 1:
         what = "of one run, not of several" if runs else "of a run, and there is none in runs/"
         sys.exit(f"error: a trace is {what}\n  -> name one run directory")
+    failed = False
     for run_dir in runs:
         if not (run_dir / "attempts.jsonl").exists():
             sys.exit(f"error: {run_dir} is not a run directory (no attempts.jsonl)")
@@ -236,18 +254,38 @@ def main() -> None:
             continue
         if options.ended and not silence.may_go_on(run_dir, os.environ) and (said := silence.record(run_dir)):
             print(said)
-        write(run_dir, running=False)
-        print(run_dir / "report.md")
+        if write(run_dir, running=False):
+            print(run_dir / "report.md")
+        else:
+            failed = True
+    if failed:
+        sys.exit(1)
 
 
 def _write_trace(run_dir: Path, path: Path) -> None:
     try:
-        events = outcome.attempts(run_dir)
+        events = outcome.known(run_dir)
         left = silence.seen(run_dir, events)
         found = left[0] if left else timeline.load(run_dir)
         if found is None:
-            sys.exit(f"error: {run_dir} has no {timeline.FILE}: it has ended well so far\n  -> name another run")
+            sys.exit(f"error: {run_dir} has no {timeline.FILE}: {_why_none(run_dir, events)}")
         trace_events.write(found, left[1] if left else _end_of(events, found.start), path)
     except (OSError, ValueError) as error:
         sys.exit(f"error: no trace of {run_dir}: {error}")
+    except (KeyError, TypeError) as error:
+        sys.exit(f"error: no trace of {run_dir}: a line of attempts.jsonl is spoilt: {type(error).__name__}: {error}")
     print(path)
+
+
+def _why_none(run_dir: Path, events: Sequence[dict[str, Any]]) -> str:
+    """Why there is nothing to make a trace of, and what to do."""
+    last = _last_end(events)
+    if not events:
+        return "attempts.jsonl holds no whole line, so no start is on record\n  -> name another run"
+    if not last:
+        return "it is going on, and no start has left one so far\n  -> wait for its end, or name another run"
+    reason = (str(last["reason"]).splitlines() or [""])[0]
+    if last["exit_code"] in (DONE, STOPPED):
+        return f"it has ended well ({reason})\n  -> name another run"
+    how = f"it ended with {last['exit_code']} ({last['kind']}: {reason}), and no rank has left word of what it did"
+    return f"{how}\n  -> read {run_dir / 'outcome.json'}, or name another run"

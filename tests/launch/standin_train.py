@@ -61,6 +61,10 @@ while len(list(run_dir.glob(f"ready-{attempt}-*.json"))) < world_size:
 
 if plan == "early":
     sys.exit(78)
+if rank == 0:  # as ddp/report/outcome.py notes that the ranks have met
+    with (run_dir / "attempts.jsonl").open("a") as events:
+        start = {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)}
+        events.write(json.dumps(start) + "\n")
 if plan in ENDS:
     end(ENDS[plan], f"the plan says {plan}")
 if plan == "vanish":

@@ -240,6 +240,30 @@ tell()
 """
 
 
+MAPPING = """
+import sys
+from demo.config import Settings
+from demo.ddp.start.settings import load_settings
+for file in sys.argv[1:]:
+    print(load_settings(Settings, ["--config", file])[0].train.names)
+"""
+
+
+def test_a_mapping_in_the_settings_file_is_taken_as_it_stands(project: Path, tmp_path: Path) -> None:
+    """Numbers as keys, and an empty one in the place of a default that is not."""
+    pytest.importorskip("torch", reason="imports the project")
+    own, files = tmp_path / "own", [tmp_path / "numbers.yaml", tmp_path / "empty.yaml"]
+    shutil.copytree(project, own)
+    config = own / "src" / "demo" / "config.py"
+    config.write_text(config.read_text().replace(STEPS, "    names: dict[int, str] = {7: 'default'}\n" + STEPS, 1))
+    files[0].write_text("train:\n  names: {0: cat, 1: dog}\n")
+    files[1].write_text("train:\n  names: {}\n")
+    command = [sys.executable, "-c", MAPPING, *map(str, files)]
+    variables = environment(PYTHONPATH=str(own / "src"))
+    done = subprocess.run(command, cwd=own, env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["{0: 'cat', 1: 'dog'}", "{}"], done.stderr
+
+
 def test_training_started_without_our_scripts(project: Path, tmp_path: Path) -> None:
     """The same advice; and the settings file is found from everywhere, or said not to be there."""
     pytest.importorskip("torch", reason="imports the project")

@@ -251,6 +251,8 @@ def test_a_stop_before_training_began_is_a_stop(rendered: Path, tmp_path: Path, 
     shutil.copytree(rendered, project)
     slow = f"import pathlib, time\npathlib.Path({str(up)!r}).touch()\ntime.sleep(60)\n"
     (project / "src" / "demo" / "train.py").write_text(slow)
+    (project / "runs" / "r").mkdir(parents=True)  # which has been trained before, by another start
+    (project / "runs" / "r" / "attempts.jsonl").write_text('{"event": "start", "attempt": 0}\n')
     command = [str(project / "launch/torchrun.sh")]
     with subprocess.Popen(
         command, cwd="/", env=environment(DDP_RUN__ID="r", NPROC="2"), stderr=subprocess.PIPE, text=True,

@@ -327,6 +327,9 @@ forget_request() { # forget_request RUN_DIRECTORY
 
 count_events() { wc -l 2>/dev/null <"$run_directory/attempts.jsonl" || echo 0; }
 
+# stopped_early EVENTS: says so if this script was asked to stop, and the ranks had not met by then.
+stopped_early() { [ -z "$stopping" ] || [ "$(count_events)" -gt "$1" ] || echo early; }
+
 # note_silence CODE EVENTS: where no rank has left an outcome though training had begun (there are more events than
 # EVENTS), all were killed. Then one is made, with a report, from what is on disk.
 note_silence() {

@@ -118,7 +118,7 @@ while :; do
   if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
   if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi
   [ "$nnodes" -gt 1 ] || note_silence "$code" "$events" # ranks on other nodes may still be about to leave one
-  read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code" "$stopping")
+  read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code" "$(stopped_early "$events")")
 
   if [ "$restart" != restart ]; then decision="exit code $code"
   elif [ -n "$stopping" ]; then decision="this script was asked to stop, so no restart; exit code $code"

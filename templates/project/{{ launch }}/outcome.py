@@ -3,7 +3,7 @@
     python outcome.py directory DEFAULT_ID [training arguments]   prints the run directory, an absolute path
     python outcome.py new DEFAULT_ID [training arguments]         the same; a default that is taken gets -2, -3, ...
     python outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
-    python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE [STOPPING]   prints exit code, restart or end, why
+    python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE [EARLY]   prints exit code, restart or end, why
     python outcome.py again VARIABLES COMMAND...                  prints the line that goes on with this run
     python outcome.py refuse RUN_DIRECTORY ATTEMPT KIND WHAT REMEDY   leaves an outcome.json with exit code 78
 
@@ -85,11 +85,11 @@ def refuse(run_directory: Path, attempt: int, kind: str, what: str, remedy: str)
         print(f"[launch] outcome.json not written: {error}", file=sys.stderr)
 
 
-def ended(run_directory: Path, attempt: int, launcher_code: int, stopping: bool = False) -> tuple[int, str, str]:
+def ended(run_directory: Path, attempt: int, launcher_code: int, stopped_early: bool = False) -> tuple[int, str, str]:
     """The exit code to act on (0, 1, 70, 75 or 78), whether the run may start again, and one line about it.
 
     What an earlier attempt wrote is not believed. Without an outcome.json of this attempt, the launcher's code decides,
-    unless the script was asked to stop: ranks that have met leave an outcome, so these had not.
+    unless the script was asked to stop before the ranks had met.
     """
     try:
         outcome = json.loads((run_directory / "outcome.json").read_text())
@@ -104,7 +104,7 @@ def ended(run_directory: Path, attempt: int, launcher_code: int, stopping: bool 
         missing = f"outcome.json cannot be used ({error!r})"
     if stuck := _out_of_python(run_directory, attempt):
         return 70, "restart", f"stalled: {missing}, and {stuck}"
-    if stopping and launcher_code and not _began(run_directory, attempt):
+    if stopped_early and launcher_code:
         return 75, "restart", "stopped: before training began"
     code = launcher_code if launcher_code in EXIT_CODES else 1
     what = f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
@@ -132,15 +132,6 @@ def again(also: Sequence[str], command: Sequence[str]) -> str:
             kept.append(",".join(ours) if word == "NAMES" else word)
     variables = [f"{name}={shlex.quote(value)}" for name, value in ours.items()]
     return " ".join([f"cd {shlex.quote(os.getcwd())} &&", *variables, shlex.join(kept)])
-
-
-def _began(run_directory: Path, attempt: int) -> bool:
-    """Whether the ranks of this attempt have met: rank 0 writes that down."""
-    try:
-        events = map(json.loads, (run_directory / "attempts.jsonl").read_text().splitlines())
-        return any(event["event"] == "start" and event["attempt"] == attempt for event in events)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _out_of_python(run_directory: Path, attempt: int) -> str:

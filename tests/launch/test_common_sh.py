@@ -490,3 +490,17 @@ def test_a_node_that_came_is_not_missed_under_ibrun(
     done = bash(script, **slurm, MASTER_ADDR="n1", MASTER_PORT="1", DDP_RUN__ID="r", DDP_ATTEMPT="0")
     assert done.returncode == 70, done.stderr
     assert "started no rank, and its own message above says why" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stopping", "before", "expected"),
+    [("1", 1, "early"), ("1", 0, ""), ("", 1, "")],
+    ids=["asked to stop, and nothing noted", "asked to stop after they had met", "not asked to stop"],
+)
+def test_a_stop_is_early_if_the_ranks_have_noted_no_start(
+    bash: Bash, tmp_path: Path, stopping: str, before: int, expected: str
+) -> None:
+    """With one line in the file, written before this start or by it."""
+    (tmp_path / "attempts.jsonl").write_text('{"event": "start"}\n')
+    done = bash(f"run_directory={tmp_path}; stopping={stopping}; stopped_early {before}")
+    assert done.stdout.strip() == expected, done.stderr

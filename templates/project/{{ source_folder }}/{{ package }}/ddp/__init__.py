@@ -9,7 +9,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
     rehearsal               before step 1, a step of the largest batch
-    export                  the weights of a checkpoint alone, for inference
+    inference export        a checkpoint evaluated, or drawn from, by a command; its weights alone
     loader checkpoint       make_loader and batches; checkpoints that training does not wait for
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
     saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)

@@ -5,11 +5,12 @@ Names are imported at their first use, since launch scripts start parts of the p
 
 The map, from top to bottom: a module imports from its own line and from the lines below, never from one above.
 
+    inference               the commands that evaluate a checkpoint of a run, and draw from it
     session variables       `with session(...) as run`, from the start to the exit code; the settings of existing code
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
     rehearsal               before step 1, a step of the largest batch
-    inference export        a checkpoint evaluated, or drawn from, by a command; its weights alone
+    export                  the weights of a checkpoint alone, for inference
     loader checkpoint       make_loader and batches; checkpoints that training does not wait for
     loading/                behind the loader: whose samples (shards), and which worker is at fault (fetch)
     saving/                 behind the checkpoint: the copy (snapshot), who writes it, what is visible when (directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .directory import Damaged, Note, checkpoints, read
 log = logging.getLogger("ddp")
 CHOICES = "best, last or a step"
 TRIES = 5  # a run that is going on may remove one while it is read; then another one has come
+GONE_S = 0.5  # after which what was about to be removed is gone
 
 
 def read_chosen(run_dir: Path, which: str, note: Note) -> tuple[str, dict[str, Any]]:
@@ -42,6 +44,9 @@ def read_chosen(run_dir: Path, which: str, note: Note) -> tuple[str, dict[str, A
                 problems.append(f"{path.name}: {error}")
                 log.warning("skipping broken checkpoint %s: %s", path, error)
         else:
+            time.sleep(GONE_S)
+            if checkpoints(root) != all_there:
+                continue
             others = "" if which == "last" else f"; --checkpoint last takes the newest one that is whole ({root})"
             raise ConfigError(
                 f"no checkpoint ({which}) of {run_dir} is whole: {'; '.join(problems)}", f"choose another{others}"

@@ -37,8 +37,8 @@ from .loader import batches, make_loader
 from .restore import fill
 from .rng import make_deterministic, seed_generators
 from .saving import directory
-from .saving.best import best_of
-from .saving.chosen import CHOICES, read_chosen
+from .saving.best import MANIFEST, best_of
+from .saving.chosen import CHOICES, read_chosen, step_of
 from .session import SessionSettings
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
@@ -197,10 +197,17 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> _Run:
     """
     train = _part("train", "Settings", "Learner", "build_datasets", "autocast", "with_precision")
     path = _find(options.run, train.Settings, overrides)
-    own = settings_of(path)
+    try:
+        own = settings_of(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the settings in {path} cannot be read: {error}", "choose another run") from error
     if not own:
+        is_checkpoint = (path / MANIFEST).is_file()
         remedy = "give the directory of a run that has started, runs/<id>"
-        raise ConfigError(f"{path} has no {SETTINGS}, so it is no run directory", remedy)
+        raise ConfigError(
+            f"{path} has no {SETTINGS}, so it is no run directory",
+            f"give {path.parents[1]}, and --checkpoint {step_of(path)}" if is_checkpoint else remedy,
+        )
     settings, origin = settings_over(train.Settings, own, str(path / SETTINGS), overrides)
     before = {".".join(map(str, where)): value for where, value in leaves(own)}
     rows = settings_table(settings, origin)

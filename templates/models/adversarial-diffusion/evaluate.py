@@ -16,6 +16,7 @@ from .model import Generators
 from .sample import noise_of, synthesise
 
 METRIC = "val_psnr"  # the number to watch
+HIGHER_IS_BETTER = True
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -77,3 +78,9 @@ def add_up(
 def psnr(error: float) -> float:
     """Return the peak signal-to-noise ratio in dB for a mean squared error of images in [-1, 1], whose peak is 2."""
     return 10 * math.log10(4 / error) if error > 0 else math.inf
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

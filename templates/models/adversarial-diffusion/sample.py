@@ -127,3 +127,9 @@ def save_grid(tiles: Tensor, path: Path, scale: int = 4, gutter: int = 4) -> Non
     partial = path.with_name(f"{path.name}.tmp")
     Image.fromarray(pixels.numpy()).save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

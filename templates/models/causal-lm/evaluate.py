@@ -15,6 +15,7 @@ from .ddp import ConfigError, Job, total
 from .model import byte_losses
 
 METRIC = "val_bits_per_byte"  # the number to watch: the length of the text if the model compressed it; 8 is no model
+HIGHER_IS_BETTER = False
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -64,3 +65,9 @@ def add_up(
     finally:
         model.train(was_training)
     return totals
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

@@ -85,3 +85,9 @@ def write(prompts: Tensor, added: Tensor, path: Path) -> None:
 def readable(text: list[int]) -> str:
     """Return bytes as text; what is no UTF-8, as half a character at the edge of a window, becomes a question mark."""
     return bytes(text).decode(errors="replace")
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

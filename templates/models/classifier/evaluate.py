@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .ddp import ConfigError, Job, total
 
 METRIC = "val_accuracy"  # the number to watch
+HIGHER_IS_BETTER = True
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -62,3 +63,9 @@ def add_up(
     finally:
         model.train(was_training)
     return totals
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

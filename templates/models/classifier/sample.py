@@ -134,3 +134,9 @@ def save(image: Image.Image, path: Path) -> None:
     partial = path.with_name(f"{path.name}.tmp")
     image.save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

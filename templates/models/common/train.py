@@ -30,6 +30,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from . import evaluate as evaluation
 from .config import Settings, TrainSettings
 from .data import build_datasets
 from .ddp import (
@@ -124,7 +125,8 @@ def train(settings: Settings, run: Session) -> None:
                     draw_samples(settings, run, learner, val_data, position.step)
                     position.sampled = position.step
 
-                if due(settings.checkpoint.every_steps, position.step, finished, position.saved):
+                saving = due(settings.checkpoint.every_steps, position.step, finished, position.saved)
+                if saving or checkpoint.is_best(position.step):
                     save(settings, run, learner, position, must=finished)
 
                 if finished:
@@ -244,6 +246,8 @@ def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position)
 def resume(settings: Settings, run: Session, learner: Learner) -> Position:
     """Load the newest good checkpoint of this run into `learner`, and return its position; step 0 if there is none."""
     objects, counters = learner.checkpoint_objects(), None
+    if settings.checkpoint.keep_best:
+        checkpoint.keep_best(evaluation)
     if settings.run.resume:
         counters = checkpoint.load(run.job, run.dir, objects)
     else:
@@ -263,6 +267,7 @@ def validate(
         metrics = evaluate(learner.eval_network, shard, run.job, settings.eval, progress)
     run.metrics.flush()
     run.metrics.write(step, metrics)
+    checkpoint.rate(run.job, run.dir, step, metrics)
 
 
 def log_scalars(settings: Settings, run: Session, learner: Learner, step: int, values: dict[str, Tensor]) -> None:

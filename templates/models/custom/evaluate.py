@@ -6,7 +6,8 @@ train.py calls `evaluate` on every rank, every `eval.every_steps` steps and at t
   the loop. Add up on the device; `total` adds up over the ranks, once, after it.
 - The default generators and the mode of `model` stay as they are. `progress()` is called after each batch: a rank
   without progress for `clocks.stall_s` counts as hung.
-- It returns numbers under the same names every time, equal on all ranks. `METRIC` names the one to watch.
+- It returns numbers under the same names every time, equal on all ranks. `METRIC` names the one to watch, by which
+  `checkpoint.keep_best` keeps the best checkpoint, and HIGHER_IS_BETTER says which way.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from .ddp import ConfigError, Job, total
 from .model import logits
 
 METRIC = "val_accuracy"
+HIGHER_IS_BETTER = True
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -59,3 +61,9 @@ def add_up(
     finally:
         model.train(was_training)
     return totals
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

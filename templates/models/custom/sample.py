@@ -72,3 +72,9 @@ def save_picture(probabilities: Tensor, malignant: Tensor, path: Path) -> None:
     partial = path.with_name(f"{path.name}.tmp")
     picture.save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

@@ -14,6 +14,7 @@ from .ddp import ConfigError, Job, total
 from .model import velocity_error
 
 METRIC = "val_loss"  # the number to watch
+HIGHER_IS_BETTER = False
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -78,3 +79,9 @@ def draws(indices: Tensor, shape: torch.Size, seed: int) -> tuple[Tensor, Tensor
         generator.manual_seed(seed * 1_000_003 + index)  # the CPU generator uses the lower 32 bits
         rows.append(torch.randn(shape, generator=generator))
     return t, torch.stack(rows)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

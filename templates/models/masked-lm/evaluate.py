@@ -16,6 +16,7 @@ from .ddp import ConfigError, Job, total
 from .model import IGNORED, fill_in, hide
 
 METRIC = "val_accuracy"  # the number to watch: from about 0.2, for the space everywhere, to 1
+HIGHER_IS_BETTER = True
 
 
 class EvalSettings(BaseModel, extra="forbid"):
@@ -85,3 +86,9 @@ def hide_by_index(tokens: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, T
         inputs.append(F.pad(read[0], (0, len(text) - length), value=PAD))
         targets.append(F.pad(wanted[0], (0, len(text) - length), value=IGNORED))
     return torch.stack(inputs), torch.stack(targets)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

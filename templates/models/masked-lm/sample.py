@@ -82,3 +82,9 @@ def write(content: str, path: Path) -> None:
     partial = path.with_name(f"{path.name}.tmp")
     partial.write_text(content, encoding="utf-8")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

@@ -93,3 +93,9 @@ def save_grid(images: Tensor, path: Path, scale: int = 8, gutter: int = 8) -> No
     partial = path.with_name(f"{path.name}.tmp")
     Image.fromarray(pixels.squeeze(2).numpy()).save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

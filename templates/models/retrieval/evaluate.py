@@ -22,6 +22,7 @@ from .ddp import ConfigError, Job, gather, phase, total
 from .model import unit_features
 
 METRIC = "val_map"  # the number to watch
+HIGHER_IS_BETTER = True
 # A table has a row for each image, float64: its features, and in the last columns what data.py says about it.
 LABEL, INDEX, IS_QUERY, UNSEEN, ABOUT = -4, -3, -2, -1, 4
 LOWEST = torch.iinfo(torch.int64).min  # below every key
@@ -146,3 +147,9 @@ def score(queries: Tensor, chunks: Callable[[], Iterable[Tensor]], block: int) -
         rows = torch.stack([precision, *(found.long() for found in (*within, exists.any(dim=1)))])
         sums += torch.stack([rows.sum(dim=1), (rows * part[:, UNSEEN].long()).sum(dim=1)])
     return sums.flatten()
+
+
+if __name__ == "__main__":  # python -m {{ package }}.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

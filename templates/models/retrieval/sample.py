@@ -101,3 +101,9 @@ def save_rows(images: Tensor, nearest: Tensor, right: Tensor, path: Path, scale:
     partial = path.with_name(f"{path.name}.tmp")
     Image.fromarray((canvas * 255).round().to(torch.uint8).numpy()).save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m {{ package }}.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

@@ -58,7 +58,7 @@ def load_settings(
     try:
         if strict_variables:
             _refuse_unknown_variables(settings_class)
-        return _load(settings_class, sys.argv[1:] if argv is None else argv)
+        return read_settings(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         say_last(f"error: {error}")
         verdict = Verdict(CONFIG, "bad_settings", str(error), phase="init", step=0)
@@ -70,15 +70,40 @@ def load_settings(
         raise SystemExit(CONFIG) from None
 
 
-def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
+def settings_over(
+    settings_class: type[S], below: Mapping[str, Any], where: str, argv: Sequence[str]
+) -> tuple[S, dict[str, str]]:
+    """Variables and command line over the values `below`, by section, in the place of a file; `where` they are from.
+
+    Returns: as `load_settings`.
+
+    Raises:
+        ConfigError: something is wrong. Nothing is written anywhere.
+    """
+    _refuse_unknown_variables(settings_class)
+    return _merge(settings_class, (where, below), argv)
+
+
+def read_settings(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
+    """What `load_settings` returns.
+
+    Raises:
+        ConfigError: something is wrong. Nothing is written anywhere.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="configs/train.yaml")
     first, rest = parser.parse_known_args(argv)
     file = first.config if first.config != parser.get_default("config") else _default_file(settings_class, first.config)
+    return _merge(settings_class, (file or "no file", {} if file is None else _read_yaml(Path(file))), rest)
+
+
+def _merge(
+    settings_class: type[S], lowest: tuple[str, Mapping[str, Any]], argv: Sequence[str]
+) -> tuple[S, dict[str, str]]:
     layers = [
-        (file or "no file", {} if file is None else _read_yaml(Path(file))),
+        lowest,
         ("environment", EnvSettingsSource(settings_class)()),
-        ("command line", _read_command_line(settings_class, rest)),
+        ("command line", _read_command_line(settings_class, argv)),
     ]
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}

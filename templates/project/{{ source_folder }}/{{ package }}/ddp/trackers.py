@@ -30,6 +30,7 @@ from .kinds import Verdict
 log = logging.getLogger("ddp")
 KNOWN = ("tensorboard", "wandb")
 PNG = b"\x89PNG\r\n\x1a\n"
+TOLD = ("outcome", "kind", "reason", "advice", "first_ranks", "phase", "step", "exit_code")
 CLOSE_S = 5.0  # for the rest, at an orderly end
 
 
@@ -225,9 +226,9 @@ class WandB:
         _never_ask(wandb)
         config = _config(run_dir)
         run_id, self._sent = _identity(run_dir, fresh=config.get("run", {}).get("resume") is False)
-        options: dict[str, Any] = {}
-        if "WANDB_CONSOLE" not in os.environ:  # W&B would put itself between Python and the terminal
-            options["settings"] = wandb.Settings(console="off")
+        # It would put itself between Python and the terminal, and print its own summary among the words about the end.
+        ours = {"console": "off", "quiet": True}
+        ours = {name: value for name, value in ours.items() if f"WANDB_{name}".upper() not in os.environ}
         self._run = wandb.init(
             project=settings.project or os.environ.get("WANDB_PROJECT") or __name__.split(".")[0],
             name=settings.name or os.environ.get("WANDB_NAME") or run_dir.name,
@@ -237,8 +238,10 @@ class WandB:
             dir=run_dir,
             id=run_id,
             resume="allow",
-            **options,
+            settings=wandb.Settings(**ours),
         )
+        later = f"offline; where there is a network: wandb sync {run_dir / 'wandb'}/offline-run-*"
+        log.info("wandb: %s", later if self._run.offline else self._run.url)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         if step > self._sent:
@@ -258,7 +261,8 @@ class WandB:
             self._run.log({name: self._wandb.Html(f"<pre>{text}</pre>")}, step=step)
 
     def end(self, verdict: Verdict) -> None:
-        self._run.summary.update({f"outcome/{name}": value for name, value in _told(verdict).items()})
+        told = _told(verdict)  # what an earlier start has left under the other names is over
+        self._run.summary.update({f"outcome/{name}": told.get(name) for name in TOLD})
         self._run.finish(exit_code=0 if verdict.exit_code in (DONE, STOPPED) else verdict.exit_code)
 
 
@@ -306,8 +310,7 @@ def _config(run_dir: Path) -> dict[str, Any]:
 def _told(verdict: Verdict) -> dict[str, Any]:
     """What a tracker shows of an outcome."""
     content = verdict.as_dict()
-    names = ("outcome", "kind", "reason", "advice", "first_ranks", "phase", "step", "exit_code")
-    return {name: content[name] for name in names if content[name] not in (None, "", [])}
+    return {name: content[name] for name in TOLD if content[name] not in (None, "", [])}
 
 
 def _indented(text: str) -> str:

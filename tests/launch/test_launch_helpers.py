@@ -114,6 +114,30 @@ def test_ranks_that_could_all_run_no_python_code_are_told_by_their_stacks(outcom
 
 
 # ----------------------------------------------------------------------------------------------------- the exit code
+def test_the_last_rows_name_who_where_and_what_to_do(outcome: ModuleType, tmp_path: Path) -> None:
+    reason = "rank 3 (n2) raised ConfigError: x is unknown\n  -> write y"
+    content = {
+        "exit_code": 1,
+        "attempt": 0,
+        "restart": False,
+        "kind": "rank_killed",
+        "reason": reason,
+        "first_ranks": [3],
+    }
+    (tmp_path / "outcome.json").write_text(json.dumps(content | {"phase": "data", "step": 7, "advice": "an older one"}))
+    (tmp_path / "environment.txt").write_text("rank 0 host n1\nrank 3 host n2\n")
+    (tmp_path / "report.md").touch()
+    assert outcome.ended(tmp_path, 0, 1)[2] == "failed: rank 3 (n2) raised ConfigError: x is unknown"
+    assert [row.split(maxsplit=2)[1:] for row in outcome.rows(tmp_path, 0)] == [
+        ["kind", "rank_killed"],
+        ["rank", "3 (n2)"],
+        ["where", "phase data, step 7"],
+        ["do", "write y"],
+        ["report", str(tmp_path / "report.md")],
+    ]
+    assert outcome.rows(tmp_path, 1) == [], "an earlier attempt says nothing about this one"
+
+
 @pytest.mark.parametrize(
     ("content", "launcher", "expected"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -90,15 +91,43 @@ def test_done_is_zero_and_arguments_arrive_intact(launch: Callable[..., Launch])
 
 @pytest.mark.parametrize(("plan", "code"), [("fail", 1), ("config", 78)])
 def test_failures_are_not_restarted(launch: Callable[..., Launch], plan: str, code: int) -> None:
-    got, text = run(launch, plan)
+    one = launch(plan)
+    (one.run_dir / "checkpoints" / "step_00000005").mkdir(parents=True)
+    got, text = one.ended()
     assert got == code, text
     assert "restarting" not in text
+    assert "Root Cause" not in text, "torchrun's table is in a file"
+    assert "Root Cause" in (one.run_dir / "torchelastic" / "agent0.log").read_text()
+    assert "DDP_RUN__ID=r" in text.splitlines()[-1], "and the last line goes on with the run"
 
 
 def test_without_an_outcome_the_code_of_the_launcher_decides(launch: Callable[..., Launch]) -> None:
     code, text = run(launch, "early")
     assert code == 1, text  # torchrun makes 1 of everything
     assert "no outcome.json" in text
+    assert text.count("Root Cause") == 1, "no rank has said why, so torchrun's table is printed"
+    assert text.splitlines()[-1].startswith("[launch] attempt 0 ended, failed")
+
+
+def test_what_torchrun_itself_says_is_seen(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "torch" / "__init__.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    code, text = run(launch, "done", PYTHONPATH=str(broken.parents[1]))
+    assert code == 1, text
+    assert text.count("ImportError: libcudart.so.12: cannot open shared object file") == 1, text
+
+
+def test_ranks_keep_the_terminal(project: Path) -> None:
+    """A progress bar needs it: only torchrun's own words go elsewhere."""
+    package = next((project / "src").iterdir())
+    (package / "train.py").write_text("import sys\nsys.exit(0 if sys.stderr.isatty() and sys.stdout.isatty() else 3)\n")
+    terminal, end = pty.openpty()
+    env = environment(DDP_RUN__ID="r", NPROC="2")
+    done = subprocess.run([project / "launch/torchrun.sh"], env=env, stdout=end, stderr=end, timeout=60, check=False)
+    os.close(end)
+    assert done.returncode == 0, os.read(terminal, 10000)
+    os.close(terminal)
 
 
 def test_restarts_continue_the_run_until_none_is_left(launch: Callable[..., Launch]) -> None:

@@ -313,7 +313,7 @@ def test_ibrun_starts_one_torchrun_a_node(
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
         assert "PMI_RANK" not in env  # of the node's task, not of the rank
     logs = job.run_dir / "torchelastic/attempt0"
-    assert sorted(path.name for path in logs.iterdir()) == ["tn1", "tn2"]
+    assert sorted(path.name for path in logs.iterdir()) == ["agent0.log", "agent1.log", "tn1", "tn2"]
 
 
 def test_a_signal_to_the_script_stops_ranks_of_ibrun_by_a_file(

@@ -289,6 +289,7 @@ def draw_samples(settings: Settings, run: Session, learner: Learner, dataset: An
             log.warning("no picture of step %d: %s", step, error)
 
     on_rank0(run.job, "sample", draw_or_warn, run.flags)
+    run.metrics.drawn(step, path)
 
 
 def save(settings: Settings, run: Session, learner: Learner, position: Position, must: bool) -> None:

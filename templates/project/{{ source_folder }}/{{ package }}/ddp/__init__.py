@@ -18,6 +18,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
+    trackers                TensorBoard and W&B, which get what the metric log writes
     meter                   time, throughput, waiting and memory, for the metric log
     trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
     faults                  fault injection

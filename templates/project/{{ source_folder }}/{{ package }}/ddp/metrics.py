@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import queue
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from .errors import DONE
+from .kinds import Verdict
 from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
 from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
+from .trackers import Trackers, TrackerSettings
 
 log = logging.getLogger("ddp")
 DETACHED = "no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)"
@@ -30,12 +29,11 @@ SKIPPED = (
 )
 
 
-class LogSettings(BaseModel, extra="forbid"):
+class LogSettings(TrackerSettings, extra="forbid"):
     """What is written down, and how often."""
 
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
-    tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
 
 
 @torch.no_grad()
@@ -125,7 +123,7 @@ class MetricLog:
         self._warned = False
         self._meter = Meter(job)
         self.latest: dict[str, float] = {}
-        self._tracker = _Tracker(settings.tracker, run_dir) if job.rank == 0 else None
+        self._trackers = Trackers(settings, run_dir) if job.rank == 0 else None
 
     def scalars(self, step: int, values: dict[str, torch.Tensor], learning_rate: float | None = None) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names.
@@ -207,14 +205,24 @@ class MetricLog:
             if not self._warned:
                 log.warning("metrics are no longer written to %s: %s", self._path, error)
             self._warned = True
-        assert self._tracker is not None
-        self._tracker.put((step, values))
+        assert self._trackers is not None
+        self._trackers.numbers(step, values)
 
-    def close(self) -> None:
-        """Write the rest; gives a tracker that hangs five seconds and no more."""
+    def drawn(self, step: int, path: Path) -> None:
+        """Give the trackers the pictures and texts that `draw` of sample.py has written, by rank 0, as `path`*.
+
+        Each has the name `samples`, with what its file's name has after that of `path`.
+        """
+        if self._trackers is not None:
+            files = sorted(file for file in path.parent.glob(f"{path.name}*") if file.suffix in (".png", ".txt"))
+            self._trackers.drawn(step, [(f"samples{file.stem.removeprefix(path.name)}", file) for file in files])
+
+    def close(self, verdict: Verdict | None = None) -> None:
+        """Write the rest, and how it ended; gives trackers that hang five seconds and no more."""
         self.flush()
-        if self._tracker is not None:
-            self._tracker.close()
+        if self._trackers is not None:
+            self._trackers.end(verdict or Verdict(DONE, "benign", "training is done"))
+            self._trackers.close()
 
 
 @dataclass(frozen=True)
@@ -226,59 +234,3 @@ class _Line:
     event: torch.cuda.Event | None  # after which they have arrived
     began: Moment
     learning_rate: float | None
-
-
-class _Tracker:
-    """TensorBoard or W&B in a thread of their own, behind a bounded queue: whatever they do, training goes on."""
-
-    def __init__(self, kind: str, run_dir: Path) -> None:
-        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(maxsize=1000)
-        self._kind, self._run_dir, self._dead = kind, run_dir, kind == "none"
-        self._thread = threading.Thread(target=self._write_all, name="tracker", daemon=True)
-        if not self._dead:
-            self._thread.start()
-
-    def put(self, entry: tuple[int, dict[str, float]] | None) -> None:
-        """Hand over (step, values), or None as the end."""
-        if self._dead:
-            return
-        try:
-            self._queue.put_nowait(entry)
-        except queue.Full:
-            self._give_up("it has taken no values for a long time")
-
-    def close(self) -> None:
-        if not self._dead:
-            self.put(None)
-            self._thread.join(timeout=5)
-
-    def _give_up(self, why: object) -> None:
-        self._dead = True
-        log.warning("%s is switched off: %s. Metrics still go to metrics.jsonl.", self._kind, why)
-
-    def _write_all(self) -> None:
-        try:
-            add, finish = _open_tracker(self._kind, self._run_dir)
-            while (entry := self._queue.get()) is not None:
-                add(*entry)
-            finish()
-        except Exception as error:  # a logger may fail in any way, and none of them may end training
-            self._give_up(f"{type(error).__name__}: {error}")
-
-
-def _open_tracker(kind: str, run_dir: Path) -> tuple[Any, Any]:
-    if kind == "wandb":
-        import wandb
-
-        project = os.environ.get("WANDB_PROJECT", __name__.split(".")[0])
-        run = wandb.init(project=project, dir=run_dir, id=run_dir.name, resume="allow")
-        return (lambda step, values: run.log(values, step=step)), run.finish
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    writer = SummaryWriter(str(run_dir / "tensorboard"))
-
-    def add(step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return add, writer.close

@@ -170,7 +170,7 @@ def session(
         _fail(monitor, job, directory, error)
     try:
         with phase("shutdown"):
-            metrics.close()
+            metrics.close(verdict)
             if dist.is_initialized():
                 meet(job)  # still watched: a rank that dies here is named, too
     except BaseException as error:

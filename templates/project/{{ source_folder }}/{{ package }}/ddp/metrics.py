@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import queue
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
 from .report.speed import NUMBERS
@@ -36,6 +37,23 @@ class LogSettings(BaseModel, extra="forbid"):
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
     tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
+    profile: str = Field("", description="steps to profile: 100:110 is from when 100 are done to when 110 are")
+    profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="ranks that are profiled: 0,8 or all")
+
+    @field_validator("profile")
+    @classmethod
+    def _is_range(cls, text: str) -> str:
+        found = re.fullmatch(r"\s*(\d{1,12})\s*:\s*(\d{1,12})\s*", text)
+        if text and not (found and int(found[1]) < int(found[2])):
+            what = "its end is not after its beginning" if found else "that is no range of steps"
+            raise ValueError(f"{text!r}: {what}\nwrite FIRST:LAST, as in --profile 100:110")
+        return text
+
+    @property
+    def profile_steps(self) -> tuple[int, int]:
+        """How many steps are done when the profile begins, and when it ends; (0, 0) without one."""
+        first, _, last = self.profile.partition(":")
+        return int(first or 0), int(last or 0)
 
 
 @torch.no_grad()

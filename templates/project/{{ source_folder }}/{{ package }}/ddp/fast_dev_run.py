@@ -54,11 +54,11 @@ def _tell(job: Job, run_dir: Path, first: int, more: int) -> None:
     resumed = checkpoint.resumed_at() == first
     size = f"{job.world_size} ranks" if job.world_size > 1 else "1 rank"
     tried = {
-        f"{first} steps on {size}": bool(first) and "backward" in beat.seconds,
+        f"{first} step{'s' * (first != 1)} on {size}": bool(first) and "backward" in beat.seconds,
         "evaluation": "eval" in beat.seconds,
         f"work of rank 0 ({drawn or 'a sample'})": bool(drawn) or job.rank != 0,
         "a checkpoint": "checkpoint" in guards or job.rank != 0,
-        f"resuming from it, and {more} more steps": resumed and more > 0,
+        f"resuming from it for {more} more step{'s' * (more != 1)}": resumed and more > 0,
     }
     worked = ", ".join(name for name, done in tried.items() if done)
     missing = ", ".join(name for name, done in tried.items() if not done)

@@ -37,8 +37,8 @@ class LogSettings(BaseModel, extra="forbid"):
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
     tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
-    profile: str = Field("", description="steps to profile: 100:110 is from when 100 are done to when 110 are")
-    profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="ranks that are profiled: 0,8 or all")
+    profile: str = Field("", description="steps to profile, --profile 100:110: from when 100 are done to when 110 are")
+    profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="which ranks of them: 0,8 or all")
 
     @field_validator("profile")
     @classmethod

@@ -91,6 +91,8 @@ class _Profile:
                 log.warning(text, self._text, step, extra={"file_only": self._job.rank != 0})
             self._began = step
             self._meet(self._start)
+            if self._profiler is not None:
+                around.append(record_function)
         elif self._began >= 0 and step >= self._last:
             self.end(together=True)
 
@@ -127,7 +129,6 @@ class _Profile:
         kinds += [ProfilerActivity.CUDA] if self._job.device.type == "cuda" else []
         self._profiler = profile(activities=kinds)
         self._profiler.start()
-        around.append(record_function)
 
     def _write(self) -> None:
         if self._profiler is None:

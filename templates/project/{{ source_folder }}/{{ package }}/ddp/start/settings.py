@@ -28,8 +28,8 @@ from .shortened import FLAG, shortened
 # Read by the plumbing, but no settings: they describe one start, not the run.
 OTHER_VARIABLES = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}
 
-# Other spellings on the command line: option -> the setting, and its value where none is given.
-SPELLINGS = {FLAG: ("--train.fast_dev_run", "4"), "--profile": ("--log.profile", "")}
+# Other spellings on the command line: option -> the setting, and its value where none is given (if it needs none).
+SPELLINGS = {FLAG: ("--train.fast_dev_run", ["4"]), "--profile": ("--log.profile", [])}
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -112,10 +112,10 @@ def _spelled_out(arguments: Sequence[str]) -> list[str]:
     found = list[str]()
     for word, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         option, equals, value = word.partition("=")
-        setting, default = SPELLINGS.get(option, (option, ""))
+        setting, default = SPELLINGS.get(option, (option, list[str]()))
         found.append(f"{setting}{equals}{value}")
-        if setting != option and not equals and following.startswith("--"):
-            found.append(default)
+        if not equals and following.startswith("--"):
+            found += default
     return found
 
 

@@ -66,10 +66,9 @@ class Pace:
             self._told, self._slowest = self._slow, (0.0, 0)
         elif self._slow >= 2 * self._told:
             name, many = self._phases_of_slow.most_common(1)[0]
-            self._notes.append(
-                f"slow steps: {self._slow} in this start, {many} of them because of {name}; since the last note the slowest "
-                f"was step {self._slowest[1]} with {self._slowest[0]:.1f} s; the next note comes after {2 * self._slow}"
-            )
+            slowest = f"the slowest since the last note was step {self._slowest[1]} with {self._slowest[0]:.1f} s"
+            so_far = f"slow steps: {self._slow} in this start, {many} of them because of {name}; {slowest}"
+            self._notes.append(f"{so_far}; the next note comes after {2 * self._slow}")
             self._told, self._slowest = self._slow, (0.0, 0)
 
     def _compare(self, step: int) -> None:

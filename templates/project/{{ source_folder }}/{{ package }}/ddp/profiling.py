@@ -27,6 +27,7 @@ from .start.groups import Job
 from .trace.heartbeat import around, at_step, beat, on_held, phase
 
 log = logging.getLogger("ddp")
+NAME = "profile"  # of the work and of the wait for it
 HOW = "open it at https://ui.perfetto.dev or chrome://tracing"
 
 
@@ -113,11 +114,11 @@ class _Profile:
         if self._mine:
             self._guarded(work)
             store.add(key, 1)
-        with phase("wait:profile"):
+        with phase(f"wait:{NAME}"):
             poll(lambda: store.add(key, 0) >= len(self._ranks), pause_s=0.01, longest_s=0.5)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        with phase("guard:profile"), interpreter_held(self._job):
+        with phase(f"guard:{NAME}"), interpreter_held(self._job):
             try:
                 work()
             except (OSError, RuntimeError, AssertionError) as error:  # a full disk, or another profiler that is on

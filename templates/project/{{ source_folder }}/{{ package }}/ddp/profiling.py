@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -129,7 +130,9 @@ class _Profile:
         kinds = [ProfilerActivity.CPU]
         kinds += [ProfilerActivity.CUDA] if self._job.device.type == "cuda" else []
         self._profiler = profile(activities=kinds)
-        self._profiler.start()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")  # of other cycles: there is one only
+            self._profiler.start()
 
     def _write(self) -> None:
         if self._profiler is None:

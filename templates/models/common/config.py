@@ -40,16 +40,6 @@ class TrainSettings(BaseModel, extra="forbid"):
         return self
 
 
-class Settings(SessionSettings):
-    """Every setting. The sections `run`, `loader`, `checkpoint`, `log`, `clocks` and `preempt` come from `ddp/`."""
-
-    train: TrainSettings = TrainSettings()
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    data: DataSettings = DataSettings()
-    eval: EvalSettings = EvalSettings()
-    sample: SampleSettings = SampleSettings()
-
-
 # The most that these may be with --fast-dev-run: a sample is drawn then, too, but a small one.
 FAST_DEV_RUN = {{ {
   'causal-lm': '{"sample.texts": 2, "sample.length": 20}',
@@ -61,3 +51,13 @@ FAST_DEV_RUN = {{ {
   'retrieval': '{"sample.images": 100, "sample.queries": 4}',
   'custom': '{"sample.samples": 20}',
 }[model] }}
+
+
+class Settings(SessionSettings):
+    """Every setting. The sections `run`, `loader`, `checkpoint`, `log`, `clocks` and `preempt` come from `ddp/`."""
+
+    train: TrainSettings = TrainSettings()
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    data: DataSettings = DataSettings()
+    eval: EvalSettings = EvalSettings()
+    sample: SampleSettings = SampleSettings()

@@ -48,6 +48,10 @@ def bash(project: Path, script: str, **env: str) -> subprocess.CompletedProcess[
         ([], {"DDP_RUN__DIR": "d"}, {"dir": "out"}, "d/default"),
         (["--config", "other.yaml"], {}, {"id": "f"}, "runs/default"),
         (["--run.id"], {}, {}, "runs/default"),
+        (["--fast-dev-run"], {}, {"id": "f"}, "runs/fast-dev-run/f"),
+        (["--fast-dev-run=3"], {"DDP_RUN__DIR": "d/fast-dev-run"}, {}, "d/fast-dev-run/default"),
+        ([], {"DDP_TRAIN__FAST_DEV_RUN": "3"}, {}, "runs/fast-dev-run/default"),
+        (["--fast-dev-run", "0"], {"DDP_TRAIN__FAST_DEV_RUN": "3"}, {}, "runs/default"),
     ],
 )
 def test_directory(

@@ -71,6 +71,11 @@ def test_what_is_meant(project: Path, argument: str, meant: str) -> None:
     ]
 
 
+def test_other_spellings_of_settings(project: Path) -> None:
+    assert check(project, "--fast-dev-run", "--profile", "3:5") == (0, "")
+    assert check(project, "--fast-dev-runs")[0] == 78
+
+
 def test_nothing_alike(project: Path) -> None:
     assert "launch/torchrun.sh --help lists all settings" in check(project, "--qqq.zzz", "3")[1]
 

@@ -16,7 +16,7 @@ class Learner:
         self.d_optimizer = build_optimizer(self.discriminator, options, settings.model.discriminator_rate)
         self.rates, self.d_rates = highest_rates(self.optimizer), highest_rates(self.d_optimizer)
         self.scaler = loss_scaler(options, job.device)  # one scale for both optimisers
-        self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
+        self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
 
     @property
     def eval_network(self) -> Generators:

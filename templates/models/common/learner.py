@@ -10,7 +10,7 @@ class Learner:
         self.optimizer = build_optimizer(self.network, options)
         self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
-        self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
+        self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
 
     @property
     def eval_network(self) -> nn.Module:

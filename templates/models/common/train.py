@@ -50,6 +50,7 @@ from .ddp import (
     make_loader,
     moving_average,
     on_rank0,
+    parts,
     phase,
     polled,
     progress,
@@ -81,7 +82,8 @@ def main() -> None:
     settings, origin = load_settings(Settings)  # from the file, variables and the command line; who set what
     table = settings_table(settings, origin)  # printed at the start, and kept in settings.txt of the run
     with session(settings.run, settings.clocks, settings.log, settings.preempt, table) as run:
-        train(with_precision(settings, run.job), run)
+        for each in parts(with_precision(settings, run.job), run.job, run.dir):  # one; --fast-dev-run: two
+            train(each, run)
 
 
 def train(settings: Settings, run: Session) -> None:

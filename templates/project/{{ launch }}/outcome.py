@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,25 @@ def _given(name: str, arguments: Sequence[str]) -> str:
     return found
 
 
+def is_trial(arguments: Sequence[str]) -> bool:
+    """Whether it is a fast dev run, which has a directory of its own."""
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option == "--fast-dev-run":
+            return (value if equals else following) != "0"
+    return setting("train.fast_dev_run", "0", arguments) != "0"
+
+
 def directory(default_id: str, arguments: Sequence[str]) -> Path:
     """The run directory that training will use."""
     run_id = setting("run.id", default_id, arguments)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
         print(f"error: run.id {run_id!r} is not a directory name: use letters, digits and . _ -", file=sys.stderr)
         sys.exit(78)
-    return Path(setting("run.dir", "runs", arguments), run_id).absolute()
+    folder = Path(setting("run.dir", "runs", arguments))
+    if is_trial(arguments) and folder.name != "fast-dev-run":
+        folder /= "fast-dev-run"
+    return (folder / run_id).absolute()
 
 
 def new_directory(default_id: str, arguments: Sequence[str]) -> Path:

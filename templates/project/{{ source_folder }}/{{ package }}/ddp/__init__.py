@@ -9,6 +9,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     session variables       `with session(...) as run`, from the start to the exit code; the settings of existing code
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
+    fast_dev_run            a trial of everything in a few steps, resuming included
     rehearsal               before step 1, a step of the largest batch
     export                  the weights of a checkpoint alone, for inference
     loader checkpoint       make_loader and batches; checkpoints that training does not wait for
@@ -17,6 +18,8 @@ The map, from top to bottom: a module imports from its own line and from the lin
     same/                   before step 1: are code, networks and buffers the same on all ranks
     averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
+    summary                 parameters, and the memory that they cost, in a line or two
+    profiling               a trace of some steps, for Perfetto
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     trackers                TensorBoard and W&B, which get what the metric log writes
     meter                   time, throughput, waiting and memory, for the metric log
@@ -40,6 +43,7 @@ _NAMES = {
     "checkpoint": "CheckpointSettings Position",
     "clocks": "Clocks",
     "errors": "ConfigError NonFinite StopRequested",
+    "fast_dev_run": "parts",
     "guard": "Progress on_rank0",
     "loader": "LoaderSettings batches endless make_loader",
     "loading.lockstep": "polled",
@@ -62,6 +66,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .errors import ConfigError as ConfigError
     from .errors import NonFinite as NonFinite
     from .errors import StopRequested as StopRequested
+    from .fast_dev_run import parts as parts
     from .guard import Progress as Progress
     from .guard import on_rank0 as on_rank0
     from .loader import LoaderSettings as LoaderSettings

@@ -29,6 +29,7 @@ from .saving import directory, mounts, snapshot, writer
 from .saving.best import METRIC, Rating, best_of
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
+from .summary import tell_summary
 from .trace.heartbeat import phase, progress
 
 log = logging.getLogger("ddp")
@@ -100,6 +101,7 @@ _watched: list[_Watched] = []  # on every rank: one at most, where the best chec
 _on_its_way: list[Rating] = []  # on rank 0: that of the checkpoint that was last given to the writer
 _in_flight: list[int] = []  # on every rank: the step of the checkpoint that is being written beside training
 _to_copy: list[tuple[Objects, int]] = []  # on rank 0: what checkpoints will hold, and the step it began with
+_resumed: list[int] = []  # on every rank: the step of the checkpoint that was loaded last
 _said: set[str] = set()
 _told: set[str] = set()  # on every rank: warnings that have come by one of their two ways, see `warn`
 
@@ -302,14 +304,16 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
-        _begin(job, objects, 0)
+        _begin(job, run_dir, objects, 0)
         return None
     path = root / name
     payload = found.pop(name) if found else _read_as_rank0_has(job, path)
     fill(objects, payload["objects"], path, payload.get("orders"))
     if job.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][job.rank], job.device)
-    _begin(job, objects, payload["counters"].get("step", 0))
+    step = payload["counters"].get("step", 0)
+    _begin(job, run_dir, objects, step)
+    _resumed[:] = [step]
     log.info("resumed from %s", path)
     return dict(payload["counters"])
 
@@ -319,13 +323,26 @@ def set_aside(job: Job, run_dir: Path, objects: Objects | None = None) -> None:
 
     `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
     """
-    _begin(job, objects or {}, 0)
+    _begin(job, run_dir, objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
     on_rank0(job, "set-aside", lambda _progress: directory.checkpoints(root) and root.rename(kept))
 
 
-def _begin(job: Job, objects: Objects, step: int) -> None:
+def resumed_at() -> int | None:
+    """The step of the checkpoint that this process has loaded last, None if it has loaded none."""
+    return _resumed[-1] if _resumed else None
+
+
+def let_go(job: Job) -> None:
+    """Of what checkpoints hold, so that its memory is free. Every rank must call it; `load` takes up the next."""
+    finish(job)
+    remember({}, 0)
+    _to_copy.clear()
+
+
+def _begin(job: Job, run_dir: Path, objects: Objects, step: int) -> None:
     """Training goes on from `step`, and checkpoints will hold `objects`."""
+    tell_summary(job, run_dir, objects)
     remember(objects, step)
     _to_copy[:] = [(objects, step)] if job.rank == 0 else []
 

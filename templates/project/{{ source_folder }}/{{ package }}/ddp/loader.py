@@ -46,6 +46,7 @@ class LoaderSettings(BaseModel, extra="forbid"):
         "forkserver", description="fork is unsafe once NCCL runs (torch/nn/parallel/distributed.py)"
     )
     uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop data: all ranks make equal steps")
+    eval_batches: int = Field(0, ge=0, description="batches that each rank evaluates, at most, always the same; 0: all")
 
 
 def make_loader(
@@ -64,7 +65,9 @@ def make_loader(
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
-    Training loaders have equally many batches on every rank; evaluation loaders show each sample once.
+    Training loaders have equally many batches on every rank; evaluation loaders show each sample once. With
+    `settings.eval_batches`, evaluation has that many batches of each rank at most: of a map-style data set, samples
+    evenly spread over it, of a stream its first ones.
 
     A map-style data set is shuffled for training, and each rank reads its own samples only. If it has `lengths` (one
     number a sample), the samples of a step are about equally long on all ranks; if it has `collate(samples)`, that
@@ -94,6 +97,7 @@ def make_loader(
     _compare_lengths(dataset, job, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, job, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
+    most = 0 if train else settings.eval_batches * batch_size * job.world_size
     located: Located[T] | LocatedStream[T]
     if train:
         warn_of_generators(dataset, job, workers)
@@ -102,12 +106,17 @@ def make_loader(
     sampler: GlobalOrder | None = None
     if isinstance(dataset, IterableDataset):
         located = LocatedStream(dataset, job, workers, seed, batch_size, uneven, sharded)
+        located.most = 0 if train else settings.eval_batches
+        if located.most:
+            log.info("evaluation reads %d batches of each rank at most (loader.eval_batches)", located.most)
         located.compared = sharded or not compare or job.world_size == 1
         located.given.compared = not (sharded and compare and train)
     else:
         if compare:
             compare_samples(dataset, job, what, workers, settings.start_method)
         length = len(cast(Any, dataset))
+        if 0 < most < length:
+            log.info("evaluation takes %d of %d samples, evenly spread (loader.eval_batches)", most, length)
         if train and length < batch_size * job.world_size:
             many = f"{job.world_size} x {batch_size} samples" if job.world_size > 1 else f"{batch_size} samples"
             text = "a batch of %s is more than the data set has, %d: each step trains on all of it"
@@ -117,7 +126,7 @@ def make_loader(
         else:
             lengths = lengths_of(dataset)
             sampler = GlobalOrder(
-                length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size
+                length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size, most=most
             )
         located = Located(dataset, job, workers)
     return DataLoader(
@@ -192,7 +201,8 @@ def _common(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int)
     """As many on every rank, but for evaluation."""
     located = loader.dataset
     if not isinstance(located, LocatedStream) or located.uneven == "keep":
-        yield from _own(loader, job, epoch, start, begun)
+        most = getattr(located, "most", 0) or None
+        yield from islice(_own(loader, job, epoch, start, begun), most)
         return
     # A sharded stream begins from its beginning, and may well differ in length between ranks.
     begin_at, skipped = (0, start // (located.batch * job.world_size)) if located.sharded else (start, 0)

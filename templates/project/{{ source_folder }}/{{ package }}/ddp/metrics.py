@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .errors import DONE
 from .kinds import Verdict
@@ -34,6 +35,23 @@ class LogSettings(TrackerSettings, extra="forbid"):
 
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
+    profile: str = Field("", description="steps to profile, --profile 100:110: from when 100 are done to when 110 are")
+    profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="which ranks of them: 0,8 or all")
+
+    @field_validator("profile")
+    @classmethod
+    def _is_range(cls, text: str) -> str:
+        found = re.fullmatch(r"\s*(\d{1,12})\s*:\s*(\d{1,12})\s*", text)
+        if text and not (found and int(found[1]) < int(found[2])):
+            what = "its end is not after its beginning" if found else "that is no range of steps"
+            raise ValueError(f"{text!r}: {what}\nwrite FIRST:LAST, as in --profile 100:110")
+        return text
+
+    @property
+    def profile_steps(self) -> tuple[int, int]:
+        """How many steps are done when the profile begins, and when it ends; (0, 0) without one."""
+        first, _, last = self.profile.partition(":")
+        return int(first or 0), int(last or 0)
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
+from .profiling import profiled
 from .report import outcome, report, silence
 from .rng import make_deterministic
 from .same.buffers import check_network
@@ -156,7 +157,7 @@ def session(
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
         agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints, warn_of_checkpoints)
         metrics = MetricLog(job, directory, logs)
-        with finished_at_the_end(job):
+        with finished_at_the_end(job), profiled(job, directory, logs):
             yield Session(job, directory, flags, agreement, metrics)
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step

@@ -82,6 +82,7 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    _warn_of_warmup(values or {})
     if changed:
         log.info("changed since the last start of this run: %s", ", ".join(changed))
     (directory / "settings.txt").write_text(settings + "\n")
@@ -108,6 +109,14 @@ def _changed(directory: Path, rows: Rows, job: Job) -> list[str]:
         size, now = len(re.findall(r"^rank \d+ host ", facts, re.MULTILINE)), len(job.hosts)
         return [*changed, *([f"world size {size} -> {now}"] if size != now else [])]
     return []
+
+
+def _warn_of_warmup(values: dict[str, Any]) -> None:
+    train = values.get("train") or {}
+    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
+    if 0 < steps <= warmup and not train.get("fast_dev_run"):
+        what = f"train.warmup_steps ({warmup}) is not below train.steps ({steps})"
+        log.warning("%s, so the learning rate never gets to its highest value: lower train.warmup_steps", what)
 
 
 def _compare_precision(directory: Path, rows: Rows) -> None:

@@ -171,9 +171,10 @@ class MetricLog:
         numbers = self._meter.together(line.sums[count:].view(size, OF_A_RANK).tolist(), line.learning_rate)
         self._write(line.step, dict(zip(self._names, means, strict=True)), numbers, line.began)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Record host-side numbers that are equal on all ranks already (evaluation results)."""
-        self._write(step, values, {}, self._meter.now())
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Record numbers that are equal on all ranks already (evaluation results): Python's, numpy's, or tensors."""
+        numbers = {name: value if type(value) in (int, float) else float(value) for name, value in values.items()}
+        self._write(step, cast("dict[str, float]", numbers), {}, self._meter.now())
 
     def glance(self, *names: str) -> dict[str, str]:
         """The latest of these metrics, and of the numbers what fits behind a progress bar."""

@@ -231,7 +231,7 @@ def set_learning_rate(
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
-    """True every `every` steps (0: never) and at the end, unless done at this step already (before a resume)."""
+    """True every `every` steps and at the end, unless it was done at this step already (before a resume). 0: never."""
     return every > 0 and step > max(0, last_done) and (finished or step % every == 0)
 
 

@@ -8,10 +8,10 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -173,8 +173,8 @@ class MetricLog:
 
     def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """Record numbers that are equal on all ranks already (evaluation results): Python's, numpy's, or tensors."""
-        numbers = {name: value if type(value) in (int, float) else float(value) for name, value in values.items()}
-        self._write(step, cast("dict[str, float]", numbers), {}, self._meter.now())
+        plain = {name: each if isinstance(each, (int, float)) else float(each) for name, each in values.items()}
+        self._write(step, plain, {}, self._meter.now())
 
     def glance(self, *names: str) -> dict[str, str]:
         """The latest of these metrics, and of the numbers what fits behind a progress bar."""

@@ -7,6 +7,7 @@ trains as well, only worse. It goes with train.py, not with the models: networks
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,5 +112,9 @@ def test_ranks_together_are_one_process(launch: Launch, ranks: int, accumulate: 
     found = [row[name] for row in rows for name in ("d_grad_norm", "grad_norm")]
     assert found == pytest.approx(norms, rel=1e-3), SEVERAL_RANKS
     trained = final_state(run.run_dir)["objects"]
+
+    def again(name: str) -> Path:
+        return one_process(arguments, ranks, nudged=True)[1][name][0]
+
     for name, (path, buffers) in ends.items():
-        path.compare(trained[name], buffers, lambda name=name: one_process(arguments, ranks, nudged=True)[1][name][0])
+        path.compare(trained[name], buffers, partial(again, name))

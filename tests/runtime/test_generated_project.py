@@ -46,7 +46,7 @@ OWN += [f"{PICTURE}a_bad_end_is_drawn_with_the_rank_to_blame[hang]"]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "tests", [[*OWN, "tests/test_faults.py"], pytest.param([], marks=pytest.mark.slow)], ids=["quick", "all"]
+    "tests", [[*OWN, "tests/test_faults.py"], pytest.param(["-m", ""], marks=pytest.mark.slow)], ids=["quick", "all"]
 )
 def test_its_own_tests_pass(render: Render, tests: list[str]) -> None:
     tool(render({"package": "digits"}), "pytest", "-q", *tests)

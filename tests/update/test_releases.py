@@ -84,6 +84,8 @@ def checkout(template_repo: Path, tmp_path: Path) -> Path:
     moves = copy / "templates" / "moves.yml"
     known = "|".join(map(re.escape, RELEASES))  # what waits for the next release is for the one that is made here
     moves.write_text(re.sub(rf"(?m)^- release: (?!(?:{known})$).+$", "- release: 97.0.0", moves.read_text()))
+    removed = copy / "releases" / "removed.yml"
+    removed.write_text(re.sub(rf"(?m)^(?!(?:{known}):)\d.+:$", "97.0.0:", removed.read_text()))
     commit(copy)
     return copy
 

@@ -141,6 +141,30 @@ def test_plain_copier_shows_an_edit_in_a_file_that_moves(history_of_now, tmp_pat
         assert EDIT in text
 
 
+TESTS_OF_THE_EXAMPLE = ("tests/test_model.py", "tests/test_evaluate.py")  # where they stood up to 0.5
+
+
+@pytest.mark.parametrize("with_copier", [False, True], ids=["ddp-scaffold", "copier"])
+def test_the_tests_of_the_example_are_the_users(now, history_of_now, tmp_path, with_copier):
+    """One is edited, one removed: so they stay, and none comes under another name."""
+    project = tmp_path / "demo"
+    make(history_of_now, "0.5.0", project, {"model": "retrieval"})
+    edited, removed = (project / path for path in TESTS_OF_THE_EXAMPLE)
+    edited.write_text(edited.read_text() + "\n\ndef test_mine() -> None:\n    pass\n")
+    text = edited.read_text()
+    git(project, "rm", "--quiet", str(removed))
+    commit(project)
+    if with_copier:
+        done = copier("update", "--defaults", "--quiet", project, repository=history_of_now, cwd=tmp_path)
+    else:
+        done = update(now, project)
+        assert "tests/test_" not in done.stdout.partition("not in your project")[2]
+    assert done.returncode == 0, done.stderr
+    assert edited.read_text() == text
+    assert not removed.exists()
+    assert not (project / "tests/example").exists()
+
+
 @pytest.mark.slow  # `make test-update` runs it
 def test_the_oldest_release(now, history_of_now, tmp_path):
     """The same for one, and its quick tests run; plain copier gives the same project."""

@@ -76,7 +76,7 @@ class Learner:
 
     def forward_backward(self, loss_of: Loss, batch: Batch) -> Tensor:
         """Accumulate gradients. Returns: the loss summed over the batch, and the number of its terms, float32 [2]."""
-        batch = [tensor.to(self.job.device, non_blocking=True) for tensor in batch]
+        batch = to_device(batch, self.job.device)
         with phase("forward"), autocast(self.settings.train, self.job.device):
             loss, terms = loss_of(batch)
         with phase("backward"):  # DDP averages the gradients over the ranks meanwhile

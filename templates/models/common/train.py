@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 {% else %}
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 {% endif %}
 from itertools import chain
@@ -59,6 +59,7 @@ from .ddp import (
     settings_table,
     step_done,
     step_if_finite,
+    to_device,
 )
 from .ddp.session import Session, session
 from .evaluate import evaluate
@@ -71,7 +72,7 @@ from .sample import draw
 
 log = logging.getLogger("ddp")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Batch = Sequence[Tensor]
+Batch = Any  # what the data set's samples become: tensors in a tuple, a list or a dict
 {% if model == 'adversarial-diffusion' %}
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]
 {% endif %}
@@ -234,8 +235,8 @@ def set_learning_rate(
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
-    """True every `every` steps and at the end, unless it was done at this step already (before a resume)."""
-    return step > max(0, last_done) and (finished or step % every == 0)
+    """True every `every` steps and at the end, unless it was done at this step already (before a resume). 0: never."""
+    return every > 0 and step > max(0, last_done) and (finished or step % every == 0)
 
 
 def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position) -> Batch:

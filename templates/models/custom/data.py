@@ -3,8 +3,8 @@
 train.py calls `build_datasets` once on every rank, before the first step. The contract:
 - It returns two data sets, equal on every rank and after every restart: split with a generator of your own, since the
   default one differs between ranks. No collectives and no slow preparation: that is for a script before the job.
-- Validation is map-style (`__len__`, `__getitem__`), training that or an IterableDataset. A sample is a tuple of
-  tensors, and a batch the same tuple stacked, [N, ...]; for samples of unequal shapes, give the data set an attribute
+- Validation is map-style (`__len__`, `__getitem__`), training that or an IterableDataset. A sample is a tuple or dict
+  of tensors, and a batch the same stacked, [N, ...]; for samples of unequal shapes, give the data set an attribute
   `collate(samples)`, and `lengths`, a number a sample: then the samples of a step are about equally long on all ranks.
   An order of your own, in the place of a sampler, is an argument of `make_loader` in train.py.
 - Reading a sample draws no random number, so that a resumed run reads what it would have read: augmentation belongs in

@@ -1,6 +1,6 @@
-"""Goes with the example in model.py and data.py: delete it with them, or write your own here.
+"""The metrics: exact, whatever the shares of the ranks and the chunks are. Some of it runs in three real processes.
 
-The metrics: exact, whatever the shares of the ranks and the chunks are. Some of it runs in three real processes.
+Goes with the example: delete the folder when you replace model.py, data.py, evaluate.py or sample.py.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from test_model import new_model, some_batch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
@@ -23,6 +22,8 @@ from {{ package }}.ddp.start.groups import Job
 from {{ package }}.ddp.start.launcher import Place
 from {{ package }}.evaluate import ABOUT, BITS, IS_QUERY, LABEL, METRIC, EvalSettings, embed, evaluate, order, score
 from {{ package }}.model import training_loss, unit_features
+
+from .test_model import new_model, some_batch
 
 CPU = torch.device("cpu")
 

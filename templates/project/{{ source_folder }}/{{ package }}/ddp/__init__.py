@@ -45,7 +45,7 @@ _NAMES = {
     "errors": "ConfigError NonFinite StopRequested",
     "fast_dev_run": "parts",
     "guard": "Progress on_rank0",
-    "loader": "LoaderSettings batches endless make_loader",
+    "loader": "LoaderSettings batches endless make_loader to_device",
     "loading.lockstep": "polled",
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
     "rehearsal": "largest_batch rehearse",
@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .loader import batches as batches
     from .loader import endless as endless
     from .loader import make_loader as make_loader
+    from .loader import to_device as to_device
     from .loading.lockstep import polled as polled
     from .metrics import LogSettings as LogSettings
     from .metrics import clip_gradients as clip_gradients

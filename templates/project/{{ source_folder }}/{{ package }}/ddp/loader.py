@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar, cast
@@ -255,3 +255,17 @@ def endless(
             used += size
             yield {"epoch": epoch, "used": used, "begun": begun}, batch
         epoch, start, begun = epoch + 1, 0, size
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return `batch` with its tensors on `device`: one, or those in tuples, lists (which become lists) and dicts.
+
+    What is no tensor, like names, stays as it is. From pinned memory, as the loader has it, the copy does not wait.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(part, device) for name, part in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [to_device(part, device) for part in batch]
+    return batch

@@ -6,9 +6,10 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -187,9 +188,10 @@ class MetricLog:
         numbers = self._meter.together(line.sums[count:].view(size, OF_A_RANK).tolist(), line.learning_rate)
         self._write(line.step, dict(zip(self._names, means, strict=True)), numbers, line.began)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Record host-side numbers that are equal on all ranks already (evaluation results)."""
-        self._write(step, values, {}, self._meter.now())
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Record numbers that are equal on all ranks already (evaluation results): Python's, numpy's, or tensors."""
+        plain = {name: each if isinstance(each, (int, float)) else float(each) for name, each in values.items()}
+        self._write(step, plain, {}, self._meter.now())
 
     def glance(self, *names: str) -> dict[str, str]:
         """The latest of these metrics, and of the numbers what fits behind a progress bar."""

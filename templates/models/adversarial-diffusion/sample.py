@@ -22,7 +22,7 @@ from .model import Generators, refine, signal
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw samples."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between samples")
+    every_steps: int = Field(default=200, ge=0, description="training steps between samples; 0: none")
     images: int = Field(default=12, ge=1, description="patches to draw, evenly spread over the validation set")
     seed: int = Field(default=0, ge=0, description="seed of the noise, so that pictures of two steps compare")
 

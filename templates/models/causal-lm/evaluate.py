@@ -20,7 +20,7 @@ METRIC = "val_bits_per_byte"  # the number to watch: the length of the text if t
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=200, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=32, ge=1, description="windows a rank evaluates at once")
 
 

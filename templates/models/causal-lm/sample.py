@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw samples."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between samples")
+    every_steps: int = Field(default=200, ge=0, description="training steps between samples; 0: none")
     texts: int = Field(default=4, ge=1, description="texts to go on with, evenly spaced in the held-out text")
     prompt: int = Field(default=64, ge=1, description="bytes of each that the model is given; at most data.context")
     length: int = Field(default=200, ge=1, description="bytes that it adds")

@@ -20,7 +20,7 @@ METRIC = "val_accuracy"  # the number to watch
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=100, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=100, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=128, ge=1, description="images a rank evaluates at once")
 
 

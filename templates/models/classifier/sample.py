@@ -29,7 +29,7 @@ BLUE, RED = (31, 95, 168), (200, 40, 30)  # right, wrong
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw."""
 
-    every_steps: int = Field(default=100, ge=1, description="training steps between pictures")
+    every_steps: int = Field(default=100, ge=0, description="training steps between pictures; 0: none")
     batch_size: int = Field(default=128, ge=1, description="images a forward pass looks at")
     images: int = Field(default=1000, ge=1, description="images to look at, at most: all of them are kept in memory")
     worst: int = Field(default=12, ge=0, description="images to show, those with the highest loss first")

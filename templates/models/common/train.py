@@ -230,8 +230,8 @@ def set_learning_rate(
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
-    """True every `every` steps and at the end, unless it was done at this step already (before a resume)."""
-    return step > max(0, last_done) and (finished or step % every == 0)
+    """True every `every` steps and at the end, unless it was done at this step already (before a resume). 0: never."""
+    return every > 0 and step > max(0, last_done) and (finished or step % every == 0)
 
 
 def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position) -> Batch:
@@ -255,14 +255,15 @@ def resume(settings: Settings, run: Session, learner: Learner) -> Position:
 
 def validate(
     settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int, step: int
-) -> None:
-    """Evaluate, each rank on its shard of the validation data, and log the metrics."""
+) -> dict[str, float]:
+    """Evaluate, each rank on its shard of the validation data; log the metrics, and return them."""
     # Before each of the first `common_batches`, which all ranks have, they agree whether to stop.
     shard = polled(batches(loader, run.job), run.agreement, step, common_batches)
     with phase("eval"), autocast(settings.train, run.job.device):
         metrics = evaluate(learner.eval_network, shard, run.job, settings.eval, progress)
     run.metrics.flush()
     run.metrics.write(step, metrics)
+    return metrics
 
 
 def log_scalars(settings: Settings, run: Session, learner: Learner, step: int, values: dict[str, Tensor]) -> None:

@@ -29,7 +29,7 @@ COLOURS = ("#3b7dd8", "#d8433b")  # benign, malignant
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw."""
 
-    every_steps: int = Field(default=50, ge=1, description="training steps between pictures")
+    every_steps: int = Field(default=50, ge=0, description="training steps between pictures; 0: none")
     samples: int = Field(default=200, ge=1, description="validation samples to show, at most")
 
 

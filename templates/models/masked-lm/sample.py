@@ -21,7 +21,7 @@ HIDDEN = "\N{LOWER ONE EIGHTH BLOCK}"  # in the file; no text contains it by cha
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw samples."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between samples")
+    every_steps: int = Field(default=200, ge=0, description="training steps between samples; 0: none")
     texts: int = Field(default=12, ge=1, description="texts to fill in, evenly spaced in the order of their lengths")
     seed: int = Field(default=0, ge=0, description="seed of what is hidden, so that the texts of two steps compare")
 

@@ -23,7 +23,7 @@ from .model import NO_LABEL
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw samples."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between samples")
+    every_steps: int = Field(default=200, ge=0, description="training steps between samples; 0: none")
     images: int = Field(default=80, ge=1, description="images to draw; labels go round, one a column of the picture")
     euler_steps: int = Field(default=20, ge=1, description="steps from noise to image: more are slower and finer")
     guidance: float = Field(default=1.5, ge=0, description="weight of the label: 0 ignores it, 1 is as trained")

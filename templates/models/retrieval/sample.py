@@ -24,7 +24,7 @@ GREY, GREEN, RED = (0.5, 0.5, 0.5), (0.0, 0.6, 0.2), (0.85, 0.1, 0.1)  # frames:
 class SampleSettings(BaseModel, extra="forbid"):
     """When and what to draw."""
 
-    every_steps: int = Field(default=150, ge=1, description="training steps between pictures")
+    every_steps: int = Field(default=150, ge=0, description="training steps between pictures; 0: none")
     queries: int = Field(default=12, ge=1, description="queries to draw, one a row")
     nearest: int = Field(default=5, ge=1, description="gallery images beside each query, the nearest first")
     images: int = Field(default=1000, ge=2, description="images to read at most, evenly spread over the validation set")

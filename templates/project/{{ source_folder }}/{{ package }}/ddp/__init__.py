@@ -16,6 +16,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     same/                   before step 1: are code, networks and buffers the same on all ranks
     averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
+    patience                early stopping, on all ranks at the same step
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     meter                   time, throughput, waiting and memory, for the metric log
     trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
@@ -42,6 +43,7 @@ _NAMES = {
     "loader": "LoaderSettings batches endless make_loader",
     "loading.lockstep": "polled",
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
+    "patience": "Patience",
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
     "start.groups": "Job",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .metrics import global_norm as global_norm
     from .metrics import gradient_norm as gradient_norm
     from .metrics import step_if_finite as step_if_finite
+    from .patience import Patience as Patience
     from .rehearsal import largest_batch as largest_batch
     from .rehearsal import rehearse as rehearse
     from .rng import seed_generators as seed_generators

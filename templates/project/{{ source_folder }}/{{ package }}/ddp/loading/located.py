@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -62,12 +62,15 @@ class Located(Dataset[T]):
         self.reading = Reading(type(inner).__name__, "index", job, workers)
 
     def __getitem__(self, index: int) -> T:
-        in_a_worker = get_worker_info() is not None
-        drawing = nullcontext() if self.seed is None else draws_of(self.seed, self.epoch, index, put_back=not in_a_worker)
-        with self.reading.of(index), drawing:
+        with self.reading.of(index), self._drawing(index):
             sample = self.inner[index]
         self.reading.given.append(index)
         return sample
+
+    def _drawing(self, index: int) -> AbstractContextManager[None]:
+        if self.seed is None:
+            return nullcontext()
+        return draws_of(self.seed, self.epoch, index, put_back=get_worker_info() is None)
 
     def __len__(self) -> int:
         return len(cast(Any, self.inner))

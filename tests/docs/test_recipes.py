@@ -184,16 +184,18 @@ def test_every_page_is_in_the_index_and_says_what_checks_it() -> None:
         ("webdataset.md", "classifier", ""),
     ],
 )
-def test_code_of_a_page_is_typed(made: Make, mypy_cache: Path, page: str, family: str, section: str) -> None:
+def test_code_of_a_page_is_formatted_and_typed(
+    made: Make, mypy_cache: Path, page: str, family: str, section: str
+) -> None:
     project = made(page, family, *filter(None, [section]))
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--cache-dir", str(mypy_cache), "--ignore-missing-imports", "src"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout
+    for words in (
+        ["ruff", "check", "--quiet", "--select", "I", "--fix", "src"],  # the order of imports is left to it
+        ["ruff", "format", "--diff", "src"],
+        ["mypy", "--cache-dir", str(mypy_cache), "--ignore-missing-imports", "src"],
+    ):
+        command = [sys.executable, "-m", *words]
+        checked = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
 
 
 # ----------------------------------------------------------------------------------------------------- training
@@ -370,9 +372,13 @@ def test_pretrained_parts_are_loaded_and_frozen_ones_stay(made: Make) -> None:
     assert not torch.equal(old["last.bias"], new["last.bias"])
 
     torch.save({"else": torch.zeros(1)}, project / "else.pt")
-    refused = train(project, *QUIET, *SMALL, "--train.pretrained", "else.pt")
-    assert refused.code == 78, refused.output
-    assert "no tensor in else.pt fits the network" in refused.output
+    for wrong, said in (
+        (("--train.pretrained", "else.pt"), "no tensor in else.pt fits the network"),
+        (("--train.frozen", "blocks.0. backbone."), "nothing begins with ['backbone.']"),
+    ):
+        refused = train(project, *QUIET, *SMALL, *wrong)
+        assert refused.code == 78, refused.output
+        assert said in refused.output
 
 
 @pytest.mark.slow

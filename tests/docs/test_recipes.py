@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.name for path in recipe_pages.RECIPES.glob("*.md"))
 QUIET = [
     *("--run.device", "cpu", "--log.tracker", "none", "--log.every_steps", "1", "--train.precision", "fp32"),
-    *("--preempt.poll_s", "0.05", "--sample.every_steps", "0", "--checkpoint.every_steps", "1000"),
+    *("--preempt.poll_s", "0.01", "--sample.every_steps", "0", "--checkpoint.every_steps", "1000"),
 ]
 SMALL = ["--train.batch_size", "8", "--model.stages", "1", "--model.blocks", "1"]  # of the classifier
 

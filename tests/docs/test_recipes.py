@@ -446,7 +446,7 @@ def test_images_in_folders(made: Make) -> None:
         Image.fromarray((image.reshape(8, 8) * 15).astype("uint8")).resize((40, 40)).save(path)
     (project / "src/digits/__init__.py").write_text(DECLARED)
     workers = ("--loader.workers", "1", "--loader.batch_mb", "0.1")
-    whole, resumed = stopped_and_resumed(project, *SMALL, *workers)
+    whole, resumed = stopped_and_resumed(project, *SMALL, *workers, steps=14)  # less than an epoch
     assert equal(state(whole)["objects"], state(resumed)["objects"])
     drawn = run(project, *SMALL, "--train.steps", "2", "--sample.every_steps", "2")
     assert list((drawn.dir / "samples").glob("*.png"))
@@ -478,7 +478,7 @@ def test_streams_from_tar_files(made: Make) -> None:
     read = in_project(project, STREAM.format(workers=2))
     assert sorted(map(float, read.split())) == sorted(pixels[:320].sum(axis=1).tolist())
     workers = ("--loader.workers", "2", "--loader.batch_mb", "0.1")
-    whole, resumed = stopped_and_resumed(project, *SMALL, *workers)
+    whole, resumed = stopped_and_resumed(project, *SMALL, *workers, steps=14)  # less than an epoch
     assert equal(state(whole)["objects"], state(resumed)["objects"])
 
 

@@ -2,7 +2,7 @@
 # make test       a cross-section of the tests; no root, under 8 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine
 # make test-update projects of every release, brought to the working tree; and the built package
-# make test-more what make test leaves out of a project's own tests, the five post-mortems, and the pages' commands
+# make test-more what make test leaves out of a project's own tests, the five post-mortems, the pages' commands, the recipes
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
@@ -45,7 +45,7 @@ test-update: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) tests/update tests/adopt -m "not long"
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/cli/test_cli_template.py -k "wheel or at_once"
 
-test-more: .venv/done
+test-more: .venv/recipes
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py -m "slow and not long"
 
 test-long: .venv/done
@@ -86,6 +86,11 @@ examples: .venv/done
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install $(PIP_OPTIONS) "$(TORCH)" numpy
 	.venv/bin/python -m pip install $(PIP_OPTIONS) --editable ".[test,docs]"
+	touch $@
+
+# What the pages of docs/recipes/ are about, for the tests of these pages.
+.venv/recipes: .venv/done
+	.venv/bin/python -m pip install $(PIP_OPTIONS) "$(TORCH)" --editable ".[test,docs,recipes]"
 	touch $@
 
 clean:

@@ -83,11 +83,13 @@ class Run:
         return [json.loads(line) for line in (self.dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def train(project: Path, *arguments: str, launcher: str = "torchrun", ranks: int = 2, **variables: str) -> Run:
-    """Train to the end on CPU: plain python, or launch/torchrun.sh with `ranks` processes."""
+def train(
+    project: Path, *arguments: str, launcher: str = "torchrun", ranks: int = 2, run_id: str = "", **variables: str
+) -> Run:
+    """Train to the end on CPU: plain python, or launch/torchrun.sh with `ranks` processes. An old `run_id` goes on."""
     package = next((project / "src").iterdir()).name
     command = ["bash", "launch/torchrun.sh"] if launcher == "torchrun" else ["python", "-m", f"{package}.train"]
-    run_id = f"run{len(list((project / 'runs').glob('*')))}"
+    run_id = run_id or f"run{len(list((project / 'runs').glob('*')))}"
     surroundings = environment(
         PYTHONPATH=str(project / "src"),
         NPROC=str(ranks),

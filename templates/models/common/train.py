@@ -262,8 +262,8 @@ def resume(settings: Settings, run: Session, learner: Learner) -> Position:
 
 def validate(
     settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int, step: int
-) -> None:
-    """Evaluate, each rank on its shard of the validation data, and log the metrics."""
+) -> dict[str, float]:
+    """Evaluate, each rank on its shard of the validation data; log the metrics, and return them."""
     # Before each of the first `common_batches`, which all ranks have, they agree whether to stop.
     shard = polled(batches(loader, run.job), run.agreement, step, common_batches)
     with phase("eval"), autocast(settings.train, run.job.device):
@@ -271,6 +271,7 @@ def validate(
     run.metrics.flush()
     run.metrics.write(step, metrics)
     checkpoint.rate(run.job, run.dir, step, metrics)
+    return metrics
 
 
 def log_scalars(settings: Settings, run: Session, learner: Learner, step: int, values: dict[str, Tensor]) -> None:

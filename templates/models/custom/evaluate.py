@@ -26,7 +26,7 @@ HIGHER_IS_BETTER = True
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=50, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=50, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=64, ge=1, description="samples a rank evaluates at once")
 
 

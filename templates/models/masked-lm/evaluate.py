@@ -22,7 +22,7 @@ HIGHER_IS_BETTER = True
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=200, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=32, ge=1, description="texts a rank evaluates at once")
     seed: int = Field(default=0, ge=0, description="seed of what is hidden; compare only between equal seeds")
 

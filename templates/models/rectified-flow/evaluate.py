@@ -20,7 +20,7 @@ HIGHER_IS_BETTER = False
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=200, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=128, ge=1, description="images a rank evaluates at once")
     seed: int = Field(default=0, ge=0, description="seed of the noise; the loss is comparable only between equal seeds")
 

@@ -32,7 +32,7 @@ BITS = 40  # average precision is counted in units of 2**-40
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=150, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=150, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=128, ge=1, description="images a rank embeds at once")
     chunk: int = Field(default=1024, ge=1, description="queries and gallery images compared at once; bounds the memory")
 

@@ -20,6 +20,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     storable restore        what a checkpoint may hold, and how objects are filled from it
     summary                 parameters, and the memory that they cost, in a line or two
     profiling               a trace of some steps, for Perfetto
+    patience                early stopping, on all ranks at the same step
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
     trackers                TensorBoard and W&B, which get what the metric log writes
     meter                   time, throughput, waiting and memory, for the metric log
@@ -48,6 +49,7 @@ _NAMES = {
     "loader": "LoaderSettings batches endless make_loader to_device",
     "loading.lockstep": "polled",
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
+    "patience": "Patience",
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
     "start.groups": "Job",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .metrics import global_norm as global_norm
     from .metrics import gradient_norm as gradient_norm
     from .metrics import step_if_finite as step_if_finite
+    from .patience import Patience as Patience
     from .rehearsal import largest_batch as largest_batch
     from .rehearsal import rehearse as rehearse
     from .rng import seed_generators as seed_generators

@@ -47,6 +47,9 @@ class LoaderSettings(BaseModel, extra="forbid"):
     )
     uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop data: all ranks make equal steps")
     eval_batches: int = Field(0, ge=0, description="batches that each rank evaluates, at most, always the same; 0: all")
+    seed_samples: bool = Field(
+        False, description="what a sample draws follows from run.seed, epoch and index: exact resume with workers"
+    )
 
 
 def make_loader(
@@ -80,6 +83,10 @@ def make_loader(
     own. Its order is its own business: if it has `set_epoch(epoch)`, that is called before each epoch. For a stream
     that is slow to read, let the data set itself yield this rank's samples (and in a worker, of `get_worker_info`, that
     worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
+
+    What samples draw at random, such as augmentation, comes from the default generators, in the order of reading. With
+    workers that order is not known, so a run that was stopped within an epoch draws others than if it had gone on; with
+    `settings.seed_samples` each sample of a map-style data set draws by `seed`, epoch and index.
 
     `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
     `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
@@ -128,7 +135,7 @@ def make_loader(
             sampler = GlobalOrder(
                 length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size, most=most
             )
-        located = Located(dataset, job, workers)
+        located = Located(dataset, job, workers, seed if settings.seed_samples else None)
     return DataLoader(
         located,
         batch_size=batch_size,
@@ -220,6 +227,8 @@ def _own(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int = 0
     if isinstance(order, GlobalOrder):
         order.begun = begun or order.begun
     order.set_epoch(epoch, start)
+    if isinstance(located, Located):
+        located.epoch = epoch
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * job.world_size + job.rank)
     keep_protection(loader, job.rank)

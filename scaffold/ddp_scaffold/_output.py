@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ._errors import ScaffoldError, one_line
+from ._errors import WIDTH, ScaffoldError, fill, one_line
 
 NARROWEST = 6  # columns of a cell that is folded; a table that had to fold more is printed as lines
 
@@ -59,7 +60,8 @@ def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for label, text in pairs:
         grid.add_row(Text(label, style="bold"), Text(one_line(text)))
-    Console(highlight=False).print(Panel(grid, title=Text(title), title_align="left", expand=False))
+    width = min(WIDTH, shutil.get_terminal_size().columns)
+    Console(highlight=False, width=width).print(Panel(grid, title=Text(title), title_align="left", expand=False))
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, keep_first: bool = False) -> None:
@@ -101,16 +103,43 @@ def _fits(columns: int) -> bool:
 
 
 def commands(title: str, lines: Sequence[str]) -> None:
-    """Print commands to copy, each on one unbroken line."""
+    """Print lines to copy below a title, each unbroken."""
     say()
-    say(title)
+    say_filled(title)
     for line in lines:
         say(f"  {line}")
 
 
+def shell(title: str, lines: Sequence[str]) -> None:
+    """Print commands for a shell, which can be copied: on a terminal a long one goes on behind a backslash."""
+    broken = [part for line in lines for part in _broken(line)] if sys.stdout.isatty() else lines
+    commands(title, broken)
+
+
+def _broken(command: str) -> list[str]:
+    words = shlex.split(command)
+    if len(command) + 2 <= WIDTH or shlex.join(words) != command:  # not what a shell makes of its own words: `a && b`
+        return [command]
+    found, line = [], ""
+    for word in map(shlex.quote, words):
+        if line and len(f"  {line} {word} \\") > WIDTH:
+            found.append(f"{line} \\")
+            line = f"    {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    return [*found, line]
+
+
+def say_filled(text: str, indent: int = 0, *, err: bool = False) -> None:
+    """Print prose: one line in a pipe, and as many as it needs on a terminal, all but the first one indented."""
+    stream = sys.stderr if err else sys.stdout
+    for line in fill(one_line(text), indent).splitlines() if stream.isatty() else [text]:
+        say(line, err=err)
+
+
 def note(text: str) -> None:
     """Print a remark. It goes to stderr, so that stdout holds nothing but the result."""
-    say(f"note: {text}", err=True)
+    say_filled(f"note: {text}", indent=6, err=True)
 
 
 def note_on_terminal(text: str) -> None:

@@ -56,6 +56,7 @@ def ask(template_repo: Path) -> Callable[[pexpect.spawn, str, str], None]:
         (template_repo / "copier.yml").read_text(), lambda path: (template_repo / path).read_text()
     )
     texts = {name: question.help for name, question in questions.items() if question.help}
+    texts["partition"] = "Partition (empty"  # a template: with PBS it is a queue
 
     def run(child: pexpect.spawn, question: str, keys: str) -> None:
         child.expect_exact(texts[question][:100])
@@ -123,11 +124,11 @@ def test_wrong_answer_is_asked_again_in_place(wizard, ask, work):
 @pytest.mark.parametrize("options", [[], ["--preset", "local"]])
 def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, options):
     child = wizard("torch", "--dry-run", *options)
-    child.expect_exact("note: DEST: the project name 'torch' is a Python keyword, or the name of a module")
+    child.expect_exact("note: DEST: project name 'torch' is a Python keyword or the name of a module")
     if not options:
         ask(child, "preset", ENTER)
     ask(child, "project_name", BACKSPACE * len("torch-project") + "torch" + ENTER)
-    child.expect_exact("is a Python keyword, or the name of a module")
+    child.expect_exact("is a Python keyword or the name of a module")
     child.send("-project" + ENTER)
     ask(child, "package", CTRL_C)
     interrupted(child, work)

@@ -75,7 +75,7 @@ def make(name: str, output: Path | None, *, probe: bool, ask: bool) -> Made:
 def show_end(made: Made) -> None:
     """Print what is known, but for what was shown before, and how to go on."""
     _show(made.draft, made.shown)
-    _output.commands(f"{_typed(made.path)} written; it extends {made.draft.extends}. Next:", made.next)
+    _output.shell(f"{_typed(made.path)} written; it extends {made.draft.extends}. Next:", made.next)
 
 
 def _check_name(name: str) -> None:

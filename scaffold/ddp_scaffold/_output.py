@@ -117,17 +117,21 @@ def shell(title: str, lines: Sequence[str]) -> None:
 
 
 def _broken(command: str) -> list[str]:
+    """Return the lines of a command that is too long for one; an option stays with its value."""
     words = shlex.split(command)
-    if len(command) + 2 <= WIDTH or shlex.join(words) != command:  # not what a shell makes of its own words: `a && b`
+    if len(command) + 2 <= WIDTH or shlex.join(words) != command:  # more than words, like `a && b`
         return [command]
-    found, line = [], ""
-    for word in map(shlex.quote, words):
-        if line and len(f"  {line} {word} \\") > WIDTH:
-            found.append(f"{line} \\")
-            line = f"    {word}"
+    parts: list[str] = []
+    for word in words:
+        follows = parts and parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("-")
+        parts[-1:] = [f"{parts[-1]} {shlex.quote(word)}"] if follows else [*parts[-1:], shlex.quote(word)]
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(f"  {lines[-1]} {part} \\") <= WIDTH:
+            lines[-1] += f" {part}"
         else:
-            line = f"{line} {word}" if line else word
-    return [*found, line]
+            lines[-1:] = [f"{lines[-1]} \\", f"    {part}"]
+    return lines
 
 
 def say_filled(text: str, indent: int = 0, *, err: bool = False) -> None:

@@ -60,7 +60,7 @@ class SearchList:
         advice: Callable[[str], Sequence[str]] = lambda typed: (),
     ) -> None:
         self.message, self.mark, self.entries, self.advice = message, mark, entries, advice
-        self.always = [entry for entry in entries if entry.name in always]
+        self.always = [entry for name in always for entry in entries if entry.name == name]
         self.width = max(len(entry.name) for entry in entries)
         self.typed = ""
         self.marked: int | None = next((number for number, entry in enumerate(entries) if entry.name == default), 0)

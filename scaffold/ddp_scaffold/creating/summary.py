@@ -274,9 +274,11 @@ def _job(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[tuple[str
     """Return what a job is asked for with; nothing where there is no scheduler."""
     if "walltime" not in answers:
         return []
-    pbs = (facts.get("known") or {}).get("scheduler") == "pbs"
+    known = facts.get("known") or {}
+    pbs = known.get("scheduler") == "pbs"
+    required = bool((known.get("account") or {}).get("required"))
     return [
-        ("account", answers.get("account") or "none named: your default"),
+        ("account", answers.get("account") or ("none named yet" if required else "none named: your default")),
         *([] if "qos" not in answers else [("QoS", answers["qos"] or "none named: the cluster's default")]),
         ("queue" if pbs else "partition", answers.get("partition") or "none named: the cluster's default"),
         ("time", f"{answers['walltime']} for each job"),

@@ -60,8 +60,9 @@ def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for label, text in pairs:
         grid.add_row(Text(label, style="bold"), Text(one_line(text)))
-    width = min(WIDTH, shutil.get_terminal_size().columns)
-    Console(highlight=False, width=width).print(Panel(grid, title=Text(title), title_align="left", expand=False))
+    Console(highlight=False, width=min(WIDTH, shutil.get_terminal_size().columns)).print(
+        Panel(grid, title=Text(title), title_align="left", expand=False)
+    )
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, keep_first: bool = False) -> None:

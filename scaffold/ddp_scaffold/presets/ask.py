@@ -9,10 +9,13 @@ from typing import Any
 
 import typer
 
+from .._errors import fill
 from .checks import LAUNCHERS
 from .draft import ANSWERED, NOT_KNOWN, Draft
 from .load import find
 
+REFUSED = len("Error: ")  # what typer puts before the reason
+LONG = 56  # columns of a question that leaves room for its default and an answer in the same line
 NOT_ASKED_FOR = "none"  # the answer to gpu_request that stands for null
 REQUESTS = {
     "slurm": ("gpus-per-node", "gres", "gpus-per-task", "gpus", NOT_ASKED_FOR),
@@ -124,13 +127,13 @@ def _ask(draft: Draft, question: Ask) -> None:
         try:
             draft.add(question.field, _value(question, text), ANSWERED, "seen")
         except ValueError as error:
-            raise typer.BadParameter(f"{error}") from error
+            raise typer.BadParameter(fill(str(error), indent=REFUSED, first=REFUSED)) from error
         return text
 
     choices = f" ({', '.join(question.choices)})" if question.choices else ""
-    typer.prompt(
-        f"{question.text}{choices}", default=question.default, show_default=bool(question.default), value_proc=take
-    )
+    text = fill(f"{question.text}{choices}", indent=2)
+    text += "\n " if len(text.splitlines()[-1]) > LONG else ""  # the answer has a line of its own
+    typer.prompt(text, default=question.default, show_default=bool(question.default), value_proc=take)
 
 
 def _value(question: Ask, text: str) -> Any:

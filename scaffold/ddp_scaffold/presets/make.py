@@ -119,7 +119,7 @@ def _show(draft: Draft, shown: Set[str]) -> None:
         _output.say()
         _output.say("Not found:")
         for line in missing:
-            _output.say(f"  {line}")
+            _output.say_filled(f"  {line}", indent=4)
 
 
 def _value(value: object) -> str:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -140,6 +141,14 @@ def say_filled(text: str, indent: int = 0, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     for line in fill(one_line(text), indent).splitlines() if stream.isatty() else [text]:
         say(line, err=err)
+
+
+def near(path: str) -> str:
+    """Return an absolute path for people: from the current directory if it is below, else from home, else as it is."""
+    for folder, begin in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if Path(path).is_relative_to(folder) and Path(path) != folder:
+            return begin + Path(path).relative_to(folder).as_posix()
+    return path
 
 
 def note(text: str) -> None:

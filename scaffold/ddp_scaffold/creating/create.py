@@ -23,7 +23,7 @@ from ..template.render import answer, refuse_skipped
 from ..template.source import Template, open_template
 from . import wizard
 from .destination import check_destination, list_files, publishing
-from .summary import Project, describe, equivalent_command, near, show
+from .summary import Project, describe, equivalent_command, show
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _note_uncommitted(source: Template) -> None:
 
 def _confirm(project: Project) -> None:
     """Raise ScaffoldError unless the user agrees."""
-    destination = near(project.destination)
+    destination = _output.near(project.destination)
     far = len(destination) > 40
     question = f"\n{destination}\nWrite" if far else "\nWrite"
     if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=True):
@@ -149,4 +149,4 @@ def _write(request: Request, project: Project, staged: Path, destination: Path, 
             first_commit(copy, f"Start from ddp-scaffold {project.template.commit}")
     session.written = destination
     if outer is not None:
-        _output.note(f"{near(str(outer))} is a git work tree: commit the project there, updates need that")
+        _output.note(f"{_output.near(str(outer))} is a git work tree: commit the project there, updates need that")

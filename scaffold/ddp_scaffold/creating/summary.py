@@ -152,20 +152,14 @@ def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:
     if project.adoption:
         show_changes(project.adoption)
     if dry_run:
-        _output.commands(f"{len(project.files)} files would be written to {near(project.destination)}:", project.files)
+        _output.commands(
+            f"{len(project.files)} files would be written to {_output.near(project.destination)}:", project.files
+        )
         return
-    _output.shell(f"{len(project.files)} files written to {near(project.destination)}. Next:", project.next)
+    _output.shell(f"{len(project.files)} files written to {_output.near(project.destination)}. Next:", project.next)
     if not project.adoption:
         _output.say()
         _output.say_filled(TORCH_NOTE)
-
-
-def near(path: str) -> str:
-    """Return an absolute path for people: from the current directory if it is below, else from home, else as it is."""
-    for folder, begin in ((Path.cwd(), ""), (Path.home(), "~/")):
-        if Path(path).is_relative_to(folder) and Path(path) != folder:
-            return begin + Path(path).relative_to(folder).as_posix()
-    return path
 
 
 def summary(project: Project) -> list[tuple[str, str]]:

@@ -124,7 +124,7 @@ def _check_one(name: str, answer: Given, question: Question | None, open_names: 
         hint = _closest(name, open_names) or keys
         raise UsageError(f"{answer.where}: there is no question {show(name)}", hint)
     if question.computed:
-        raise UsageError(f"{answer.where}: {show(name)} follows from other answers and cannot be set", keys)
+        raise UsageError(f"{answer.where}: {show(name)} follows from other answers", keys)
     if question.type == "yaml":
         return _parse(name, answer)
     if not answer.plain:

@@ -93,7 +93,7 @@ def refuse_skipped(given: Mapping[str, Given], rendered: Rendered) -> None:
             others = f"preset {rendered.answers['preset']}" if "preset" in rendered.answers else "the other answers"
             raise UsageError(
                 f"{given[name].where}: {show(name)} is not asked with {others}",
-                "Leave it out, or change the preset; `ddp-scaffold new --help` lists the questions.",
+                "Leave it out, or change the preset; see `ddp-scaffold new --help`.",
             )
 
 
@@ -108,7 +108,7 @@ def _explain(text: str, given: Mapping[str, Given], suggestions: Mapping[str, st
     found = re.match(r"(?:Validation error for question|Invalid choice for) '(\w+)': (.*)", text)
     if found:
         name, told = found.groups()
-        reason, _, advice = told.partition("; use ")
+        reason, _, advice = told.removesuffix("; choose another").partition("; use ")
         if name in given:
             hint = f"Use {advice}." if advice else f"Give {name} another value."
             return UsageError(f"{given[name].where}: {show(given[name].text)} {reason}", hint)

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -145,9 +145,13 @@ def say_filled(text: str, indent: int = 0, *, err: bool = False) -> None:
 
 def near(path: str) -> str:
     """Return an absolute path for people: from the current directory if it is below, else from home, else as it is."""
-    for folder, begin in ((Path.cwd(), ""), (Path.home(), "~/")):
-        if Path(path).is_relative_to(folder) and Path(path) != folder:
-            return begin + Path(path).relative_to(folder).as_posix()
+    with suppress(OSError, RuntimeError):  # a directory that was removed, no home
+        here, home = Path.cwd(), Path.home()
+        if Path(path) == here:
+            return "this directory"
+        for folder, begin in ((here, ""), (home, "~/")):
+            if Path(path).is_relative_to(folder) and Path(path) != folder:
+                return begin + Path(path).relative_to(folder).as_posix()
     return path
 
 

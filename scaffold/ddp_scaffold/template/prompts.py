@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._errors import fill
@@ -23,11 +24,9 @@ def whole_prompts() -> Iterator[None]:
     Copier and prompt_toolkit have no option for it, so two of their names (copier 9.17 to 9.19, prompt_toolkit 3) are
     replaced meanwhile. Where a release has them no more, lines are cut off as before, and all else works.
     """
-    import copier._main
-    import prompt_toolkit.shortcuts.prompt
-
-    names = ((copier._main, "unsafe_prompt"), (prompt_toolkit.shortcuts.prompt, "ValidationToolbar"))
-    before = [(module, name, getattr(module, name)) for module, name in names if hasattr(module, name)]
+    names = (("copier._main", "unsafe_prompt"), ("prompt_toolkit.shortcuts.prompt", "ValidationToolbar"))
+    modules = [(import_module(module), name) for module, name in names]
+    before = [(module, name, getattr(module, name)) for module, name in modules if hasattr(module, name)]
     try:
         for module, name, own in before:
             setattr(module, name, _refusal if name == "ValidationToolbar" else _filling(own))

@@ -50,7 +50,7 @@ def pages() -> dict[Path, str]:
 
 def index(presets: Sequence[Preset]) -> str:
     """Return the page that lists all presets."""
-    header = ("cluster", "preset", "GPUs a node", "started by", "internet on compute nodes", "status", "verified")
+    header = ("cluster", "preset", "GPUs a node", "started by", "internet", "status", "verified")
     rows = [
         (
             f"[{text(preset.title)}]({preset.name}.md)",
@@ -63,14 +63,18 @@ def index(presets: Sequence[Preset]) -> str:
         )
         for preset in presets
     ]
-    return f"""# Clusters
+    return f"""---
+hide: [toc]
+---
+
+# Clusters
 
 Where a project can train, and what is known about it: a page for each [preset](../presets.md). Yours is not there?
 [Make a preset](../presets.md#your-own-cluster) in a minute.
 
 {table(header, rows)}
-`documented`: rests on the site's or vendor's own pages. `community`: on public scripts of its users. An empty cell is
-not known.
+`documented`: rests on the site's or vendor's own pages. `community`: on public scripts of its users. `internet`:
+whether compute nodes have it. An empty cell is not known.
 """
 
 

@@ -10,7 +10,9 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 ERROR, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
+WIDTH = 78  # columns of what is printed for people on a terminal, if it has as many
 
 
 class ScaffoldError(Exception):
@@ -63,6 +66,22 @@ def show(value: object) -> str:
 def one_line(text: str) -> str:
     """Return `text` with whatever would end the line, steer a terminal or not encode as an escape sequence."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+def fill(text: str, indent: int = 0, first: int = 0) -> str:
+    """Return `text` for a terminal: lines of at most 78 columns, broken at spaces, all but the first one indented.
+
+    `first` columns of the first line are taken already. A word that is longer stays whole, so that it can be copied.
+    """
+    wrapped = textwrap.wrap(
+        text,
+        width=max(20, min(WIDTH, shutil.get_terminal_size().columns)),
+        initial_indent=" " * first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapped)[first:]
 
 
 def file_path(text: str) -> Path:
@@ -145,10 +164,10 @@ def _explain(cause: BaseException, session: Session) -> ScaffoldError:
         return UsageError(cause.format_message().rstrip("."), f"See `{path} --help`.")
     if isinstance(cause, OSError):
         what = f"{cause.filename}: {cause.strerror}" if cause.filename else str(cause.strerror or cause)
-        return ScaffoldError(what, "Correct that on this machine; `ddp-scaffold --debug ...` shows where it happened.")
+        return ScaffoldError(what, "Correct that here; `ddp-scaffold --debug ...` shows where it happened.")
     return ScaffoldError(
         f"unexpected {type(cause).__name__}: {' '.join(str(cause).split())}",
-        "This is a bug; `ddp-scaffold --debug ...` shows the traceback to report with it.",
+        "This is a bug: report it with what `ddp-scaffold --debug ...` shows.",
     )
 
 
@@ -166,7 +185,8 @@ def report(error: ScaffoldError, as_json: bool) -> None:
         if error.exit_code == INTERRUPTED:  # a prompt's line may be unfinished
             typer.echo(("\n" if sys.stderr.isatty() else "") + message, err=True)
         else:
-            typer.echo(f"error: {message}\nhint: {hint}", err=True)
+            lines = [(f"error: {message}", 7), (f"hint: {hint}", 6)]
+            typer.echo("\n".join(fill(*line) if sys.stderr.isatty() else line[0] for line in lines), err=True)
     _give_up_output()
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import typer
 
-from ._errors import ScaffoldError, one_line
+from ._errors import WIDTH, ScaffoldError, fill, one_line
 
 NARROWEST = 6  # columns of a cell that is folded; a table that had to fold more is printed as lines
 
@@ -59,7 +61,9 @@ def rows(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for label, text in pairs:
         grid.add_row(Text(label, style="bold"), Text(one_line(text)))
-    Console(highlight=False).print(Panel(grid, title=Text(title), title_align="left", expand=False))
+    Console(highlight=False, width=min(WIDTH, shutil.get_terminal_size().columns)).print(
+        Panel(grid, title=Text(title), title_align="left", expand=False)
+    )
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], *, keep_first: bool = False) -> None:
@@ -101,16 +105,59 @@ def _fits(columns: int) -> bool:
 
 
 def commands(title: str, lines: Sequence[str]) -> None:
-    """Print commands to copy, each on one unbroken line."""
+    """Print lines to copy below a title, each unbroken."""
     say()
-    say(title)
+    say_filled(title)
     for line in lines:
         say(f"  {line}")
 
 
+def shell(title: str, lines: Sequence[str]) -> None:
+    """Print commands for a shell, which can be copied: on a terminal a long one goes on behind a backslash."""
+    broken = [part for line in lines for part in _broken(line)] if sys.stdout.isatty() else lines
+    commands(title, broken)
+
+
+def _broken(command: str) -> list[str]:
+    """Return the lines of a command that is too long for one; an option stays with its value."""
+    words = shlex.split(command)
+    if len(command) + 2 <= WIDTH or shlex.join(words) != command:  # more than words, like `a && b`
+        return [command]
+    parts: list[str] = []
+    for word in words:
+        follows = parts and parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("-")
+        parts[-1:] = [f"{parts[-1]} {shlex.quote(word)}"] if follows else [*parts[-1:], shlex.quote(word)]
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(f"  {lines[-1]} {part} \\") <= WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1:] = [f"{lines[-1]} \\", f"    {part}"]
+    return lines
+
+
+def say_filled(text: str, indent: int = 0, *, err: bool = False) -> None:
+    """Print prose: one line in a pipe, and as many as it needs on a terminal, all but the first one indented."""
+    stream = sys.stderr if err else sys.stdout
+    for line in fill(one_line(text), indent).splitlines() if stream.isatty() else [text]:
+        say(line, err=err)
+
+
+def near(path: str) -> str:
+    """Return an absolute path for people: from the current directory if it is below, else from home, else as it is."""
+    with suppress(OSError, RuntimeError):  # a directory that was removed, no home
+        here, home = Path.cwd(), Path.home()
+        if Path(path) == here:
+            return "this directory"
+        for folder, begin in ((here, ""), (home, "~/")):
+            if Path(path).is_relative_to(folder) and Path(path) != folder:
+                return begin + Path(path).relative_to(folder).as_posix()
+    return path
+
+
 def note(text: str) -> None:
     """Print a remark. It goes to stderr, so that stdout holds nothing but the result."""
-    say(f"note: {text}", err=True)
+    say_filled(f"note: {text}", indent=6, err=True)
 
 
 def note_on_terminal(text: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from cli_helpers import SCAFFOLD, refused, tree
 from git_helpers import git
 
+VENV = ["python3 -m venv .venv", "source .venv/bin/activate", "python -m pip install -e '.[dev]'"]
 SLURM = ["--preset", "generic-slurm", "--set", "nodes=3", "--set", "gpus_per_node=2", "--set", "walltime=1-12:00:00"]
 
 
@@ -21,7 +22,7 @@ def test_writes_a_committed_project_and_says_what_to_do_next(cli, work):
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert "loader 90 s < stall 180 s < collective 300 s < guard 1800 s" in result.stdout
-    steps = ["cd demo", "python -m pip install -e .", "bash launch/torchrun.sh"]
+    steps = ["cd demo", *VENV, "bash launch/torchrun.sh"]
     assert [line.strip() for line in result.stdout.splitlines() if line.strip() in steps] == steps
     assert "torch" in result.stdout
     assert git(work / "demo", "status", "--porcelain") == ""
@@ -54,7 +55,7 @@ def test_json_schema(cli, work):
     assert "nproc" not in told["answers"]
     assert "preset_data" not in told["answers"]
     assert told["files"] == sorted(tree(work / "demo"))
-    assert told["next"] == ["cd demo", "python -m pip install -e .", "sbatch launch/train.sbatch"]
+    assert told["next"] == ["cd demo", *VENV, "sbatch launch/train.sbatch"]
     assert set(told["template"]) == {"source", "commit"}
     assert told["follows"] == {
         "package": "demo",

@@ -90,6 +90,9 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
         loaded.feed(page.read_text(encoding="utf-8"))
         remote = [address for address in loaded.addresses if re.match(r"(https?:)?//", address)]
         assert not remote, f"{page.name} loads {remote}"
+    assert '<td><code class="name">clocks.collective_s</code></td>' in (site / "settings.html").read_text()
+    assert '<td class="name">' in (site / "clusters" / "index.html").read_text(), "a day is not broken in two"
+    assert (site / "search" / "search_index.js").is_file(), "the search works from disk"
 
 
 # -------------------------------------------------------------------------------------------- commands that are run

@@ -479,7 +479,7 @@ def test_on_a_terminal_the_open_fields_are_asked(dialog: Any) -> None:
             "What starts the ranks": "mpirun",
             "choose one of srun, torchrun, ibrun": "torchrun",
             "How a job asks for GPUs": "gres",
-            "Interface for NCCL on compute nodes (ip addr on the login node shows eth0, hsn0": "$(reboot)",
+            "Interface for NCCL on compute nodes (ip addr on the login node shows eth0,": "$(reboot)",
             "should match pattern": "hsn",
             "Must a job name an account": "y",
             "Internet on compute nodes": "n",
@@ -504,6 +504,7 @@ def test_on_a_terminal_without_a_scheduler_found(dialog: Any) -> None:
         dialog("acme", "--no-probe"),
         {
             "Scheduler": "slurm",
+            "Partition for GPU jobs": "",
             "GPUs on each node": "four",
             "that is not a whole number": "0",
             "should be greater than or equal to 1": "4",
@@ -534,6 +535,8 @@ def test_pbs_is_answered(dialog: Any) -> None:
         dialog("acme", "--no-probe"),
         {
             "Scheduler": "pbs",
+            "Queue for GPU jobs": "workq",
+            "Longest time of a job in workq": "24:00:00",
             "GPUs on each node": "4",
             "CPUs for each GPU": "8",
             "How a job asks for GPUs": "",
@@ -545,6 +548,8 @@ def test_pbs_is_answered(dialog: Any) -> None:
     )
     preset = load.load_preset(Path("acme.yml"))
     assert (preset.launcher.value, preset.gpu_request and preset.gpu_request.value) == ("mpiexec", "ngpus")
+    limits = [(limit.value.name, limit.value.max_walltime) for limit in preset.limits]
+    assert (preset.partition and preset.partition.value, limits) == ("workq", [("workq", "24:00:00")])
 
 
 @pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 130)])

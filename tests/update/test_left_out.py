@@ -106,7 +106,7 @@ def test_a_package_under_a_name_that_cannot_be(two, project):
     before = state(project)
     done = update(two, project)
     assert done.returncode == 3
-    assert "src/MyPkg: 'MyPkg' must be 1 to 60 characters" in done.stderr
+    assert "src/MyPkg: 'MyPkg' is not a valid name" in done.stderr
     assert "git mv" in done.stderr
     assert state(project) == before
 

@@ -27,7 +27,7 @@ def refused(done, *words: str) -> None:
 
 
 def test_no_project(two, tmp_path):
-    refused(update(two, tmp_path), "holds no project of ddp-scaffold")
+    refused(update(two, tmp_path), "no project of ddp-scaffold")
 
 
 def test_no_repository(two, project):

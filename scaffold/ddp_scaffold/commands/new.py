@@ -4,7 +4,7 @@
 
     {"version": 1, "destination": absolute path, "answers": {question: value},
      "command": the same run without questions, "files": [relative paths],
-     "next": [three commands to type], "template": {"source": URL or path, "commit": tag or commit},
+     "next": [commands to type], "template": {"source": URL or path, "commit": tag or commit},
      "follows": {"package", "tracker", "world_size": number or null (counted at the start), "max_restarts",
                  "clocks_s": {"loader", "stall", "collective", "guard"}, "scripts": [relative paths],
                  "place": {"name", "title", "status", "verified_on"} or null, "needs": [texts]}}
@@ -62,10 +62,23 @@ def new(
 
     \b
       ddp-scaffold new denoiser
-      ddp-scaffold new denoiser -y --preset generic-slurm --set nodes=4 --set walltime=12:00:00
+      ddp-scaffold new denoiser -y --preset generic-slurm --set nodes=4
       ddp-scaffold new denoiser --preset ./mycluster.yml
-      ddp-scaffold new denoiser --answers ../other/.copier-answers.yml --dry-run
+      ddp-scaffold new again --answers denoiser/.copier-answers.yml --dry-run
       ddp-scaffold new . --into-existing --preset generic-slurm
+
+    Questions that --set answers:
+
+    \b
+      project_name package model tracker max_restarts collective_timeout_s
+      without a scheduler: nproc
+      Slurm: launcher qos
+      Slurm and PBS: nodes gpus_per_node cpus_per_task partition walltime
+                     account modules container_image
+      with --into-existing: source_folder command
+      preset, by name: --preset (`ddp-scaffold presets list`)
+      model, by name: adversarial-diffusion causal-lm classifier custom
+                      diffusion masked-lm rectified-flow retrieval
 
     Exit codes: 0 done; 1 error or declined; 2 wrong usage or answer; 130 interrupted. Whatever the failure, nothing is
     left behind.

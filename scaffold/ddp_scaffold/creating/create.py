@@ -128,7 +128,10 @@ def _note_uncommitted(source: Template) -> None:
 
 def _confirm(project: Project) -> None:
     """Raise ScaffoldError unless the user agrees."""
-    if not typer.confirm(f"\nWrite {len(project.files)} files to {project.destination}?", default=True):
+    destination = _output.near(project.destination)
+    far = len(destination) > 40
+    question = f"\n{destination}\nWrite" if far else "\nWrite"
+    if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=True):
         raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
 
 
@@ -146,4 +149,4 @@ def _write(request: Request, project: Project, staged: Path, destination: Path, 
             first_commit(copy, f"Start from ddp-scaffold {project.template.commit}")
     session.written = destination
     if outer is not None:
-        _output.note(f"{outer} is a git work tree: commit the project there, copier update needs that")
+        _output.note(f"{_output.near(str(outer))} is a git work tree: commit the project there, updates need that")

@@ -6,9 +6,11 @@ looks the same, and is made of the public parts of prompt_toolkit, which questio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from .._errors import WIDTH
 
 if TYPE_CHECKING:
     from prompt_toolkit.application import Application
@@ -42,13 +44,26 @@ def matching(entries: Sequence[Entry], typed: str) -> list[tuple[Entry, list[str
 
 
 class SearchList:
-    """What is typed so far, which of the matching entries is marked, and, at the end, the one that was chosen."""
+    """What is typed so far, which of the matching entries is marked, and, at the end, the one that was chosen.
 
-    def __init__(self, message: str, mark: str, entries: Sequence[Entry], default: str) -> None:
-        self.message, self.mark, self.entries = message, mark, entries
+    Where nothing matches, those named in `always` are offered, below what `advice` makes of the text typed. None of
+    them is marked before an arrow is pressed: Enter alone must not choose what nobody has looked for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        mark: str,
+        entries: Sequence[Entry],
+        default: str,
+        always: Sequence[str] = (),
+        advice: Callable[[str], Sequence[str]] = lambda typed: (),
+    ) -> None:
+        self.message, self.mark, self.entries, self.advice = message, mark, entries, advice
+        self.always = [entry for name in always for entry in entries if entry.name == name]
         self.width = max(len(entry.name) for entry in entries)
         self.typed = ""
-        self.marked = next((number for number, entry in enumerate(entries) if entry.name == default), 0)
+        self.marked: int | None = next((number for number, entry in enumerate(entries) if entry.name == default), 0)
         self.chosen: Entry | None = None
 
     def ask(self) -> str:
@@ -57,17 +72,23 @@ class SearchList:
 
     def search(self, text: str) -> None:
         """Look for another text; the first entry that has it is marked."""
-        self.typed, self.marked = text, 0
+        self.typed = text
+        self.marked = 0 if matching(self.entries, text) else None
 
     def move(self, step: int) -> None:
         """Mark an entry below or above, from the last one on the first."""
-        self.marked = (self.marked + step) % max(1, len(matching(self.entries, self.typed)))
+        count = len(self._shown())
+        before = self.marked if self.marked is not None else -1 if step > 0 else 0
+        self.marked = (before + step) % count if count else None
 
     def choose(self) -> str | None:
-        """Return the name of the marked entry, or None: nothing matches, and nothing is chosen."""
-        found = matching(self.entries, self.typed)
-        self.chosen = found[self.marked][0] if found else None
+        """Return the name of the marked entry, or None: none is marked, and nothing is chosen."""
+        self.chosen = None if self.marked is None else self._shown()[self.marked][0]
         return self.chosen.name if self.chosen else None
+
+    def _shown(self) -> list[tuple[Entry, list[str]]]:
+        """Return the entries that match, or else those that are always offered."""
+        return matching(self.entries, self.typed) or [(entry, []) for entry in self.always]
 
     def head(self) -> StyleAndTextTuples:
         """Return the question with what is typed, or with the answer."""
@@ -79,21 +100,24 @@ class SearchList:
     def lines(self) -> StyleAndTextTuples:
         """Return the entries that match, each with the words that it was found by."""
         tokens: StyleAndTextTuples = []
-        for number, (entry, needed) in enumerate(matching(self.entries, self.typed)):
+        if not matching(self.entries, self.typed):
+            tokens.append(("class:search_none", "   nothing matches; Backspace takes back what was typed\n"))
+            tokens += [("", f"   {line}\n") for line in self.advice(self.typed)]
+        for number, (entry, needed) in enumerate(self._shown()):
             marked = number == self.marked
             tokens += [("class:pointer", " » "), ("[SetCursorPosition]", "")] if marked else [("", "   ")]
             tokens.append(("class:highlighted" if marked else "", f"{entry.name:<{self.width}}  {entry.title}"))
             tokens += [("class:instruction", f"  {', '.join(needed)}")] if needed else []
             tokens.append(("", "\n"))
-        return tokens[:-1] or [("class:search_none", "   nothing matches; Backspace takes back what was typed")]
+        return tokens
 
     def _application(self) -> Application[str]:
         from prompt_toolkit.application import Application
         from prompt_toolkit.filters import is_done
-        from prompt_toolkit.layout import ConditionalContainer, FormattedTextControl, HSplit, Layout, Window
+        from prompt_toolkit.layout import ConditionalContainer, Dimension, FormattedTextControl, HSplit, Layout, Window
         from questionary.constants import DEFAULT_STYLE
 
-        # Lines wrap, and go on indented: on a narrow terminal, too, no title is cut off.
+        # Lines wrap, and go on indented: no title is cut off, and none is longer than what else is printed.
         head, body = (
             Window(
                 FormattedTextControl(text),
@@ -105,7 +129,7 @@ class SearchList:
             for text in (self.head, self.lines)
         )
         return Application(
-            layout=Layout(HSplit([head, ConditionalContainer(body, filter=~is_done)])),
+            layout=Layout(HSplit([head, ConditionalContainer(body, filter=~is_done)], width=Dimension(max=WIDTH))),
             key_bindings=self._keys(),
             style=DEFAULT_STYLE,
         )

@@ -20,7 +20,9 @@ from ..template.own_preset import ANSWER
 from ..template.questions import Question, is_default
 from ..template.render import Rendered
 
-TORCH_NOTE = "pip takes torch from PyPI, on Linux its CUDA build; for another, install torch first: https://pytorch.org"
+TORCH_NOTE = (
+    "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
+)
 
 # The order that the clocks must keep, and the answer that holds each, in seconds.
 CLOCKS = {
@@ -67,6 +69,7 @@ class Project:
     next: list[str]
     template: Origin
     follows: Follows
+    job: list[tuple[str, str]]  # what a job is asked for with, labelled
     adoption: Adoption | None = None
 
     def adopted(self, adoption: Adoption) -> Project:
@@ -77,6 +80,7 @@ class Project:
         """Return the object that `new --json` prints."""
         fields = {"version": 1, **asdict(self)}
         adoption = fields.pop("adoption")
+        del fields["job"]  # it stands among the answers
         return {**fields, **(adoption or {})}
 
 
@@ -112,16 +116,17 @@ def describe(
         answers=rendered.answers,
         command=command,
         files=list(files),
-        next=[f"cd {shlex.quote(dest)}", "python -m pip install -e .", _start(scripts, rendered.answers)],
+        next=_next_steps(dest, scripts, rendered.answers),
         template=Origin(recorded["_src_path"], recorded["_commit"]),
         follows=follows,
+        job=_job(facts, rendered.answers),
     )
 
 
 def show(project: Project) -> None:
     """Print what follows from the answers, and the command that gives the same."""
     _output.rows("What follows from the answers", summary(project))
-    _output.commands("The same without questions:", [project.command])
+    _output.shell("The same without questions:", [project.command])
 
 
 def show_changes(adoption: Adoption) -> None:
@@ -131,12 +136,12 @@ def show_changes(adoption: Adoption) -> None:
     for text in adoption.notes:
         _output.note(text)
     _output.say()
-    _output.say(f"Lines of your own code to change: {len(adoption.changes)} (ddp-scaffold changes none of them)")
+    _output.say_filled(f"Lines of your own code to change: {len(adoption.changes)} (ddp-scaffold changes none of them)")
     for change in adoption.changes:
         _output.say()
         _output.say(f"  {change.file}:{change.line}  {change.text}")
-        _output.say(f"    why      {change.why}")
-        _output.say(f"    instead  {change.instead}")
+        _output.say_filled(f"    why      {change.why}", indent=13)
+        _output.say_filled(f"    instead  {change.instead}", indent=13)
     _output.commands("What the main function then looks like:", adoption.sketch)
 
 
@@ -147,12 +152,14 @@ def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:
     if project.adoption:
         show_changes(project.adoption)
     if dry_run:
-        _output.commands(f"{len(project.files)} files would be written to {project.destination}:", project.files)
+        _output.commands(
+            f"{len(project.files)} files would be written to {_output.near(project.destination)}:", project.files
+        )
         return
-    _output.commands(f"{len(project.files)} files written to {project.destination}. Next:", project.next)
+    _output.shell(f"{len(project.files)} files written to {_output.near(project.destination)}. Next:", project.next)
     if not project.adoption:
         _output.say()
-        _output.say(TORCH_NOTE)
+        _output.say_filled(TORCH_NOTE)
 
 
 def summary(project: Project) -> list[tuple[str, str]]:
@@ -176,6 +183,7 @@ def summary(project: Project) -> list[tuple[str, str]]:
     rows = [
         ("place", where),
         ("still needed", "; ".join(follows.needs)),
+        *project.job,
         ("package", _package(answers)),
         ("starts", f"python {answers['command']}" if "command" in answers else ""),
         ("processes", world),
@@ -245,6 +253,30 @@ def _world_size(answers: Mapping[str, Any]) -> int | None:
     if "nodes" in answers:
         return int(answers["nodes"]) * int(answers["gpus_per_node"])
     return int(answers["nproc"]) if str(answers.get("nproc")).isdecimal() else None
+
+
+def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any]) -> list[str]:
+    """Return the commands to type. The launch scripts take `.venv`, if it is there; a container has its own Python."""
+    steps = [f"cd {shlex.quote(dest)}"]
+    if not answers.get("container_image"):
+        steps += [f"module load {answers['modules']}"] if answers.get("modules") else []
+        steps += ["python3 -m venv .venv", "source .venv/bin/activate", "python -m pip install -e '.[dev]'"]
+    return [*steps, _start(scripts, answers)]
+
+
+def _job(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a job is asked for with; nothing where there is no scheduler."""
+    if "walltime" not in answers:
+        return []
+    known = facts.get("known") or {}
+    pbs = known.get("scheduler") == "pbs"
+    required = bool((known.get("account") or {}).get("required"))
+    return [
+        ("account", answers.get("account") or ("none named yet" if required else "none named: your default")),
+        *([] if "qos" not in answers else [("QoS", answers["qos"] or "none named: the cluster's default")]),
+        ("queue" if pbs else "partition", answers.get("partition") or "none named: the cluster's default"),
+        ("time", f"{answers['walltime']} for each job"),
+    ]
 
 
 def _start(scripts: Sequence[str], answers: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ from .._errors import ScaffoldError
 from ..presets.facts import tell
 from ..template import own_preset
 from ..template.given import Given
+from ..template.prompts import whole_prompts
 from ..template.questions import Question, check
 from ..template.render import Rendered, SuggestionRefused, example_name, refuse_skipped
 
 # A preset's value decides these. Of partition and QoS it holds only a default: the right one depends on the job.
 DECIDED = ("launcher", "gpus_per_node", "cpus_per_task", "modules")
+GENERIC = ("generic-slurm", "generic-pbs")  # for a cluster that no preset names
 MARK = "🎤"  # as copier's questions have
 
 Try = Callable[..., Rendered]  # render.answer without rendering: takes data, suggestions and given
@@ -77,19 +80,30 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
 
     words = keywords()
     entries = [Entry(name, title, words.get(name, ())) for name, title in question.choices.items()]
-    name = _ask(SearchList(question.help or "Where will it train?", MARK, entries, default).ask)
+    text = question.help or "Where will it train?"
+    name = _ask(SearchList(text, MARK, entries, default, (*GENERIC, own_preset.OWN), _without_preset).ask)
     if name != own_preset.OWN:
         return {"preset": Given(name, "preset")}, None
-    path = _ask(
-        questionary.path(
-            "Which file? (ddp-scaffold presets init makes one)\n ",
+    with whole_prompts():  # a file's problems may be long
+        prompt = questionary.path(
+            "Which preset file? (ddp-scaffold presets init NAME makes one)\n ",
             qmark=MARK,
             validate=lambda text: own_preset.problem_in(Path(text or "no file given").expanduser()) or True,
             file_filter=lambda path: Path(path).is_dir() or path.endswith((".yml", ".yaml")),
             complete_while_typing=False,
-        ).unsafe_ask
-    )
+        )
+        path = _ask(prompt.unsafe_ask)
     return own_preset.read(path, "preset"), path
+
+
+def _without_preset(typed: str) -> list[str]:
+    """Return what to say where no preset has what was typed. A preset's name is made of it, if it can be one."""
+    name = re.sub("[^a-z0-9]+", "-", typed.casefold()).strip("-")[:40].strip("-") or "mycluster"
+    return [
+        "To describe your cluster: Ctrl-C, then",
+        f"  ddp-scaffold presets init {name}",
+        "Or take one of these (arrows, Enter) and answer a few questions more:",
+    ]
 
 
 def _try(first_try: Try, start: Start) -> Rendered:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
+from .._errors import fill
 from .checks import LAUNCHERS
 from .draft import ANSWERED, NOT_KNOWN, Draft
 from .load import find
 
+REFUSED = len("Error: ")  # what typer puts before the reason
+LONG = 56  # columns of a question that leaves room for its default and an answer in the same line
 NOT_ASKED_FOR = "none"  # the answer to gpu_request that stands for null
 REQUESTS = {
     "slurm": ("gpus-per-node", "gres", "gpus-per-task", "gpus", NOT_ASKED_FOR),
@@ -32,7 +36,7 @@ class Ask:
 
 def ask_open(draft: Draft) -> None:
     """Ask for what the draft does not hold. Raises typer.Abort if the input ends."""
-    typer.echo("\nWhat is still open; an empty answer leaves it so, or takes what stands in [ ].")
+    typer.echo("\nWhat is still open; an empty answer leaves it so, or takes the one in [ ].")
     if "scheduler" not in draft.facts:
         _ask(draft, Ask("scheduler", "Scheduler", ("none", "slurm", "pbs"), "none"))
     scheduler = draft.value("scheduler")
@@ -40,7 +44,9 @@ def ask_open(draft: Draft) -> None:
         _ask(draft, Ask("scratch", "Directory for caches, like /scratch/$USER"))
         return
     launchers = LAUNCHERS[scheduler]
+    place = "Queue" if scheduler == "pbs" else "Partition"
     questions = [
+        Ask("partition", f"{place} for GPU jobs{_limited(draft)}"),
         Ask("gpus_per_node", "GPUs on each node", number=True),
         Ask("cpus_per_task", "CPUs for each GPU, as the scheduler counts them", number=True),
     ]
@@ -57,6 +63,27 @@ def ask_open(draft: Draft) -> None:
     for question in questions:
         if draft.value(question.field) is None:
             _ask(draft, question)
+        if question.field == "partition":
+            _ask_longest_time(draft)
+
+
+def _ask_longest_time(draft: Draft) -> None:
+    """Ask how long a job may run in the partition that is named, unless that is known of it."""
+    name = draft.value("partition")
+    if name is None or any(limit["value"]["name"] == name for limit in draft.limits):
+        return
+
+    def take(text: str) -> str:
+        if not (text := text.strip()):
+            draft.missing(f"limits: {NOT_KNOWN}")
+            return text
+        try:
+            draft.add("limits", {"name": name, "max_walltime": text}, ANSWERED, "seen")
+        except ValueError as error:
+            raise typer.BadParameter("write it as 24:00:00, or 2-00:00:00 for two days") from error
+        return text
+
+    typer.prompt(f"Longest time of a job in {name}, like 24:00:00", default="", show_default=False, value_proc=take)
 
 
 def settle(draft: Draft) -> None:
@@ -69,6 +96,12 @@ def settle(draft: Draft) -> None:
             draft.extends = "generic-slurm"
             if "gpu_request" not in draft.facts:
                 draft.add("gpu_request", None, NOT_KNOWN, "inferred")
+
+
+def _limited(draft: Draft) -> str:
+    """Return the partitions that were found, for a question, as many as fit into its line."""
+    names = ", ".join(dict.fromkeys(limit["value"]["name"] for limit in draft.limits))
+    return f" ({textwrap.shorten(names, 40, placeholder=' ...')})" if names else ""
 
 
 def _seen(draft: Draft) -> str:
@@ -94,13 +127,13 @@ def _ask(draft: Draft, question: Ask) -> None:
         try:
             draft.add(question.field, _value(question, text), ANSWERED, "seen")
         except ValueError as error:
-            raise typer.BadParameter(f"{error}") from error
+            raise typer.BadParameter(fill(str(error), indent=REFUSED, first=REFUSED)) from error
         return text
 
     choices = f" ({', '.join(question.choices)})" if question.choices else ""
-    typer.prompt(
-        f"{question.text}{choices}", default=question.default, show_default=bool(question.default), value_proc=take
-    )
+    text = fill(f"{question.text}{choices}", indent=2)
+    text += "\n " if len(text.splitlines()[-1]) > LONG else ""  # the answer has a line of its own
+    typer.prompt(text, default=question.default, show_default=bool(question.default), value_proc=take)
 
 
 def _value(question: Ask, text: str) -> Any:

@@ -78,7 +78,7 @@ def by_name(name: str) -> Found:
     path = Path(name) if name.endswith((".yml", ".yaml")) else find(name)
     if path is None:
         close = difflib.get_close_matches(name, [file.stem for file in files()], n=1)
-        hint = "`ddp-scaffold presets list` shows them; or give the path of a preset file."
+        hint = "`ddp-scaffold presets list` shows them; a file is given by its path."
         raise UsageError(f"there is no preset {show(name)}", f"Did you mean {close[0]}? {hint}" if close else hint)
     return _read(path)
 
@@ -101,7 +101,7 @@ def show_list(presets: Sequence[Found]) -> None:
     lines = [tuple(line[column] for column in columns) for line in (COLUMNS, *rows)]
     _output.table(lines[0], lines[1:], keep_first=True)
     if not rows:
-        _output.note("no preset has these words; `ddp-scaffold presets init NAME` makes one for a cluster of your own")
+        _output.note("no preset has these words; `ddp-scaffold presets init NAME` makes one")
 
 
 def show_fields(found: Found) -> None:

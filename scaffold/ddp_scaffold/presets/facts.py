@@ -36,12 +36,13 @@ def tell(data: Any, own: bool, today: datetime.date | None = None) -> tuple[str,
     except ValidationError:  # of a fork: the questions tell what there is
         return None
     today = today or datetime.date.today()
+    jobs = preset.scheduler.value != "none"  # a laptop has no compute nodes, whose network one has to know
     hangs = len(preset.hangs) + len(preset.recovery)
     lines = [
         ("hardware", _hardware(preset)),
         ("launcher", _launcher(preset)),
-        ("interface", _interface(preset)),
-        ("internet", _open(preset.internet, INTERNET)),
+        ("interface", _interface(preset) if jobs else ""),
+        ("internet", _open(preset.internet, INTERNET) if jobs else ""),
         ("limits", _limits([fact.value for fact in preset.limits])),
         ("hangs", f"{hangs} known, with what helps" if hangs else ""),
         ("status", f"{preset.status}, verified {preset.verified_on}, {age(preset.verified_on, today)}"),

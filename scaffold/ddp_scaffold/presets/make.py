@@ -75,7 +75,7 @@ def make(name: str, output: Path | None, *, probe: bool, ask: bool) -> Made:
 def show_end(made: Made) -> None:
     """Print what is known, but for what was shown before, and how to go on."""
     _show(made.draft, made.shown)
-    _output.commands(f"{_typed(made.path)} written; it extends {made.draft.extends}. Next:", made.next)
+    _output.shell(f"{_typed(made.path)} written; it extends {made.draft.extends}. Next:", made.next)
 
 
 def _check_name(name: str) -> None:
@@ -119,7 +119,7 @@ def _show(draft: Draft, shown: Set[str]) -> None:
         _output.say()
         _output.say("Not found:")
         for line in missing:
-            _output.say(f"  {line}")
+            _output.say_filled(f"  {line}", indent=4)
 
 
 def _value(value: object) -> str:

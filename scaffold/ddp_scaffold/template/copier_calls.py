@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .._errors import ScaffoldError
 from .._git import complaint, run_git
 from .harmless import NOT_RENDERED, NOTHING_RENDERED, require_harmless
+from .prompts import whole_prompts
 from .source import Template
 
 
@@ -55,7 +56,8 @@ def copy(
     import copier
 
     require_harmless(template)
-    with _in_our_words(template), _for_update() if for_update else nullcontext(), _modes_left_to_git(destination):
+    how = _for_update() if for_update else whole_prompts() if ask else nullcontext()
+    with _in_our_words(template), how, _modes_left_to_git(destination):
         worker = copier.run_copy(
             template.source,
             destination,
@@ -189,5 +191,5 @@ def copier_settings() -> Any:
     except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
         raise ScaffoldError(
             f"copier's settings cannot be read: {type(error).__name__}: {' '.join(str(error).split())}",
-            "Correct that file: the one that COPIER_SETTINGS_PATH names, or ~/.config/copier/settings.yml.",
+            "Correct ~/.config/copier/settings.yml, or what COPIER_SETTINGS_PATH names.",
         ) from error

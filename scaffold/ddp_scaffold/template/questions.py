@@ -15,7 +15,8 @@ from .._errors import ScaffoldError, UsageError, show
 from . import own_preset
 from .given import Given
 
-FEW = 12  # more choices than these do not fit into a message
+LISTED = {"preset": "presets list"}
+FEW = 40  # characters; choices that take more do not fit into a message
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,23 @@ def check(given: Mapping[str, Given], questions: Mapping[str, Question]) -> dict
 
 
 def _check_one(name: str, answer: Given, question: Question | None, open_names: list[str]) -> Any:
-    keys = f"Keys that can be set: {', '.join(open_names)}."
+    keys = "`ddp-scaffold new --help` lists the questions."
     if question is None:
-        hint = f"{_closest(name, open_names)} {keys}".strip()
+        hint = _closest(name, open_names) or keys
         raise UsageError(f"{answer.where}: there is no question {show(name)}", hint)
     if question.computed:
-        raise UsageError(f"{answer.where}: {show(name)} follows from other answers and cannot be set", keys)
+        raise UsageError(f"{answer.where}: {show(name)} follows from other answers", keys)
     if question.type == "yaml":
         return _parse(name, answer)
     if not answer.plain:
         raise UsageError(f"{answer.where}: {show(name)} must have one plain value", "Write it as `key: value`.")
     if question.choices and answer.text not in question.choices:
-        listed = ", ".join(question.choices) if len(question.choices) <= FEW else f"the {len(question.choices)} choices"
-        ways = f"Choose one of {listed}." if name != "preset" else "`ddp-scaffold presets list` shows them."
+        listed = ", ".join(question.choices)
+        short = len(listed) <= FEW
+        ways = f"Choose one of {listed}." if short else f"`ddp-scaffold {LISTED.get(name, 'new --help')}` lists them."
         hint = _closest(answer.text, question.choices) or ways
-        raise UsageError(f"{answer.where}: {show(answer.text)} is none of {listed}", hint, name)
+        among = listed if short else f"the {len(question.choices)} choices"
+        raise UsageError(f"{answer.where}: {show(answer.text)} is none of {among}", hint, name)
     if question.type == "int":
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", answer.text):
             example = question.default if isinstance(question.default, int) else 4  # 4: where a preset has the default

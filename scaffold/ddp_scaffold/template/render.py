@@ -93,7 +93,7 @@ def refuse_skipped(given: Mapping[str, Given], rendered: Rendered) -> None:
             others = f"preset {rendered.answers['preset']}" if "preset" in rendered.answers else "the other answers"
             raise UsageError(
                 f"{given[name].where}: {show(name)} is not asked with {others}",
-                f"Leave it out, or change the preset. Asked are: {', '.join(rendered.answers)}.",
+                "Leave it out, or change the preset; see `ddp-scaffold new --help`.",
             )
 
 
@@ -107,13 +107,15 @@ def _explain(text: str, given: Mapping[str, Given], suggestions: Mapping[str, st
     """Return what to tell of a refusal: which answer it is about, and how to give another."""
     found = re.match(r"(?:Validation error for question|Invalid choice for) '(\w+)': (.*)", text)
     if found:
-        name, reason = found.groups()
+        name, told = found.groups()
+        reason, _, advice = told.removesuffix("; choose another").partition("; use ")
         if name in given:
-            return UsageError(f"{given[name].where}: {show(given[name].text)} {reason}", f"Give {name} another value.")
+            hint = f"Use {advice}." if advice else f"Give {name} another value."
+            return UsageError(f"{given[name].where}: {show(given[name].text)} {reason}", hint)
         if name in suggestions:
             return SuggestionRefused(
-                f"DEST: the project name {show(suggestions[name])} {reason}",
-                f"Pass --set {name}=NAME, for example --set {name}={example_name(suggestions[name])}.",
+                f"DEST: project name {show(suggestions[name])} {reason}",
+                f"Pass --set {name}=NAME, as in --set {name}={example_name(suggestions[name])}.",
             )
         return UsageError(f"{name}: {reason}", f"Pass --set {name}=VALUE.", name)
     required = re.match(r'Question "(\w+)" is required', text)

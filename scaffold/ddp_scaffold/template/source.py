@@ -206,8 +206,8 @@ def _override(wanted: str, scratch: Path) -> Template:
         return Template(str(path), _latest_tag(clone), clone)
     if not wanted.endswith(".git") or ":" not in wanted:
         raise UsageError(
-            f"--template {wanted}: there is no such directory, and it is no URL that ends in .git",
-            f"Pass a path, or a URL like {PUBLIC_URL}.",
+            f"--template {wanted}: no such directory, and no URL that ends in .git",
+            "Pass a path, or a URL that ends in .git.",
         )
     clone = _clone(wanted, scratch)
     return Template(wanted, _latest_tag(clone), clone)

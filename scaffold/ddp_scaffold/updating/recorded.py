@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import _output
 from .._errors import REFUSED, ScaffoldError
 from ..template.given import Given, from_file
 
@@ -55,8 +56,8 @@ def read(project: Path) -> list[Recorded]:
     """Return the answers files of a project, its own first. Raises Refused if it has none that can be used."""
     if not (project / MAIN).is_file():
         raise Refused(
-            f"{project} holds no project of ddp-scaffold: there is no {MAIN}",
-            "Name the project's directory. A project whose file was lost: ddp-scaffold new --into-existing.",
+            f"no project of ddp-scaffold: no {MAIN} in {_output.near(str(project))}",
+            "Name a project, or adopt this one: ddp-scaffold new --into-existing.",
         )
     found = sorted(path.name for path in project.glob(file_of("*")))
     others = [name for name in found if (project / _folder(name)).is_dir()]  # a copy that somebody keeps is no cluster

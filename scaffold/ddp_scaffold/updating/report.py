@@ -60,4 +60,4 @@ def finish(result: Result) -> None:
         _output.say()
         _output.say(f"The project's tests: {result.tested}{'' if result.tested == 'passed' else ', there are none'}.")
     message = f"ddp-scaffold {news.until}" if news.since != news.until else "Change answers of ddp-scaffold"
-    _output.commands("All changes are staged. Next:", ["git diff --staged", f"git commit -m '{message}'"])
+    _output.shell("All changes are staged. Next:", ["git diff --staged", f"git commit -m '{message}'"])

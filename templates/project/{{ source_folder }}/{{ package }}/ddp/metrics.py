@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Literal, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from .errors import DONE
 from .kinds import Verdict
-from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
+from .meter import OF_A_RANK, Meter, Moment, in_words, leading, learning_rate_of_the_only_optimizer
 from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
@@ -31,11 +31,18 @@ SKIPPED = (
 )
 
 
+LED_BY = ("step_seconds", "samples_per_second", "learning_rate")  # stand before the rest of a line
+DIAGNOSTIC = ("grad_norm", "param_norm", "nonfinite_steps")  # ends of the names of metrics that wait to be asked for
+
+
 class LogSettings(TrackerSettings, extra="forbid"):
     """What is written down, and how often."""
 
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
+    console: Literal["short", "full"] = Field(
+        "short", description="full: lines as in rank 0's log, with norms, waits and memory, and each heartbeat"
+    )
     profile: str = Field("", description="steps to profile, --profile 100:110: from when 100 are done to when 110 are")
     profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="which ranks of them: 0,8 or all")
 
@@ -139,7 +146,7 @@ class MetricLog:
         self._job, self._path = job, run_dir / "metrics.jsonl"
         self._names: list[str] = []
         self._pending: _Line | None = None
-        self._warned = False
+        self._warned, self._all_shown = False, settings.console == "full"
         self._meter = Meter(job)
         self.latest: dict[str, float] = {}
         self._trackers = Trackers(settings, run_dir) if job.rank == 0 else None
@@ -194,16 +201,17 @@ class MetricLog:
         self._write(step, plain, {}, self._meter.now())
 
     def glance(self, *names: str) -> dict[str, str]:
-        """The latest of these metrics, and of the numbers what fits behind a progress bar."""
+        """The latest of these metrics and the rate, for a progress bar; all numbers with `log.console` full."""
         shown = {name: f"{self.latest[name]:.4g}" for name in names if name in self.latest}
+        if "samples_per_second" in self.latest:
+            shown["samples/s"] = f"{self.latest['samples_per_second']:.4g}"
         for name, number, form in (
-            ("samples/s", "samples_per_second", "{:.4g}"),
             ("data wait", "data_wait_share", "{:.0%}"),
             ("rank wait", "rank_wait_share", "{:.0%}"),
             ("GiB", "peak_memory_gib", "{:.3g}"),
             ("mfu", "mfu", "{:.0%}"),
         ):
-            if number in self.latest:
+            if self._all_shown and number in self.latest:
                 shown[name] = form.format(self.latest[number])
         return shown
 
@@ -211,8 +219,8 @@ class MetricLog:
         self.latest.update(values | numbers)
         if self._job.rank != 0:
             return
-        words = "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
-        log.info("step %d  %s%s", step, words, f"  ({told})" if (told := in_words(numbers)) else "")
+        short, rest = _in_a_line(step, values, numbers)
+        log.info("%s%s", short, f"  ({', '.join(rest)})" if rest else "", extra={"short": short})
         values = values | {name: numbers[name] for name in NUMBERS if name in numbers}
         values |= {"elapsed_seconds": round(when.elapsed, 3)}
         # JSON has no NaN or infinity: null keeps the file readable by everything.
@@ -243,6 +251,21 @@ class MetricLog:
         if self._trackers is not None:
             self._trackers.end(verdict or Verdict(DONE, "benign", "training is done"))
             self._trackers.close()
+
+
+def _in_a_line(step: int, values: dict[str, float], numbers: dict[str, float]) -> tuple[str, list[str]]:
+    """What a line begins with: step, losses, speed, learning rate, and metrics of the user's own; and the rest.
+
+    Steps that were skipped are told as soon as there are any.
+    """
+    losses = sorted((name for name in values if name.endswith("loss")), key=lambda name: (name != "loss", name))
+    told = {name for name, value in values.items() if name == "nonfinite_steps" and value}
+    asked_for = {name for name in values if name.endswith(DIAGNOSTIC)} - told
+    own = sorted(set(values) - set(losses) - asked_for)
+    words = {name: f"{name} {value:.4g}" for name, value in values.items()}
+    more = in_words({name: number for name, number in numbers.items() if name not in LED_BY})
+    begin = [f"step {step}", *(words[name] for name in losses), *leading(numbers), *(words[name] for name in own)]
+    return "  ".join(begin), [*(words[name] for name in sorted(asked_for)), *([more] if more else [])]
 
 
 @dataclass(frozen=True)

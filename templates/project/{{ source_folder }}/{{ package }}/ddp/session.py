@@ -52,7 +52,7 @@ from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
 from .start.launcher import Place, attempt, detect
-from .start.logs import Rows, describe, log_to_console, log_to_file, say_last
+from .start.logs import Rows, describe, log_to_console, log_to_file, say_last, show_whole_lines
 from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
@@ -124,6 +124,7 @@ def session(
     run = run.model_copy(update={"dir": run.dir.absolute()})  # whatever directory user code goes to
     place = _place_or_exit(run)
     log_to_console(place)
+    show_whole_lines(logs.console == "full")
     try:
         faults.parse(os.environ.get("DDP_FAULTS", ""))
         flags = StopFlags(preempt)

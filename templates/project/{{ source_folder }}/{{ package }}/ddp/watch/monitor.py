@@ -123,6 +123,7 @@ class HeartbeatThread(threading.Thread):
         self._beats = self._beat_slot = self._look_slot = 0
         self._spoke = self._compared = time.monotonic()
         self._previous = list[RankState]()  # states at the last comparison
+        self._step = 0  # at the last line
         self.answer_by = float("inf")  # until when the request under way must be answered
 
     def run(self) -> None:
@@ -187,10 +188,16 @@ class HeartbeatThread(threading.Thread):
             post(self._store, f"slow {found.reason}. Training goes on")
 
     def _speak(self) -> None:
-        """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers."""
+        """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers.
+
+        The console has lines of metrics while steps are made: there the line is for when none was.
+        """
         job, run_dir = self._shared.job, self._shared.run_dir
         self._spoke = time.monotonic()
-        log.info("%s", line(self._shared.state()), extra={"file_only": job.rank != 0})
+        now = self._shared.state()
+        console = {"short": ""} if now.step != self._step else {}
+        log.info("%s", line(now), extra={"file_only": job.rank != 0, **console})
+        self._step = now.step
         write_heartbeat(job, run_dir)
         slow = beat.pace.take_notes()
         if self._spoke - self._compared >= self._heartbeat_s * (job.world_size // 1000):  # from 2000 ranks on: rarely

@@ -44,7 +44,7 @@ def module(rendered: Path) -> Any:
 def sweep(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [str(project / "launch" / "sweep.py"), *arguments]
     env = environment(NPROC="1", **variables)
-    return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=200)
 
 
 def test_every_run_has_an_id_that_says_what_differs(module: Any) -> None:
@@ -170,6 +170,7 @@ def test_a_signal_stops_the_run_in_order_and_the_sweep(standin: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # three starts of real training
 def test_real_runs_go_on_after_a_stop_and_are_compared(rendered: Path, tmp_path: Path) -> None:
     arguments = ["train.learning_rate=1e-3,1e-2", "train.steps=40", "eval.every_steps=10", f"run.dir={tmp_path}"]
     command = [str(rendered / "launch" / "sweep.py"), *arguments, "log.every_steps=1"]

@@ -100,9 +100,11 @@ REFUSED = {
     "another file": (["configs/train.yaml"], "configs/train.yaml does not consist of", "--help shows such a file"),
     "an id": (["run.id=a,b"], "run.id cannot be given", "--name says how it begins"),
     "directories": (["run.dir=a,b"], "run.dir cannot be swept", "give it one value"),
+    "no name": (["=3"], "=3: the name is missing", "write NAME=VALUE"),
+    "one job at a time": (["train.steps=3,4", "--at-once", "1"], "--at-once and --sbatch are", "add --slurm"),
     "no Slurm": (["train.steps=3,4", "--slurm"], "launch/ has no train.sbatch", "leave --slurm out"),
     "no sweep": (["--table", "--name", "x"], "there is no sweep x in runs/sweeps", "start one"),
-    "a value": (["train.learning_rate=1e-3,-1"], "train.learning_rate (from command line): Input should", "--help"),
+    "a value": (["train.learning_rate=1e-3,-1"], "sweep-learning_rate_-1: train.learning_rate: Input should", "--help"),
 }
 
 

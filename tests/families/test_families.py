@@ -68,6 +68,7 @@ assert not [name for name in sys.modules if name.startswith("digits.ddp")]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", every(4, FAMILIES))
 def test_exported_weights_load_where_ddp_is_not(model: str, family: Family, tmp_path: Path) -> None:
     """With the lines of the project's README."""

@@ -29,5 +29,7 @@ with session(settings.run, settings.clocks, settings.log, settings.preempt) as r
         print("copied", (run.dir / f"checkpoints/step_{step:08d}").is_dir(), flush=True)
         if what == "agrees" and step == 2:
             run.agreement.poll(step)
+    if what == "loads":
+        print("loaded", checkpoint.load(run.job, run.dir, objects)["step"], flush=True)
     if what == "raises":
         raise ValueError("after the save")

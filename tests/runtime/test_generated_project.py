@@ -80,6 +80,7 @@ def test_a_stop_right_after_a_checkpoint_does_not_write_it_again(render: Render)
     assert [path.name for path in (project / "runs/stopped/checkpoints").iterdir()] == ["step_00000010"]
 
 
+@pytest.mark.slow
 def test_a_start_says_what_changed_since_the_last_one_and_a_batch_that_is_too_large(
     render: Render, tmp_path: Path
 ) -> None:

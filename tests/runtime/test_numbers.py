@@ -79,9 +79,8 @@ LAUNCHES = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "start", [pytest.param(one, marks=[] if one == "torchrun" else pytest.mark.slow) for one in LAUNCHES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", LAUNCHES)
 def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path) -> None:
     """Also where another python is first on the PATH, and on the GPUs that were given, whichever a rank has taken."""
     (project / "src/digits/__init__.py").write_text(
@@ -127,6 +126,7 @@ def test_the_line_that_goes_on_goes_on(project: Path, start: str, tmp_path: Path
     assert 0 < first["step_seconds"] < first["elapsed_seconds"], "of this start, without what came before its steps"
 
 
+@pytest.mark.slow
 def test_another_precision_than_at_the_last_start_is_told(project: Path, tmp_path: Path) -> None:
     script = """
 import sys

@@ -128,7 +128,11 @@ def test_one_process_and_json(project: Path, there: Path) -> None:
     ("variables", "says"),
     [
         ({"GLOO_SOCKET_IFNAME": "none9"}, "GLOO_SOCKET_IFNAME names none9, which is no interface of this host"),
-        ({"DDP_LOADER__WORKERS": "1", "DDP_LOADER__BATCH_MB": "1e9"}, "0 of 1 loader workers fit: /dev/shm has"),
+        pytest.param(
+            {"DDP_LOADER__WORKERS": "1", "DDP_LOADER__BATCH_MB": "1e9"},
+            "0 of 1 loader workers fit: /dev/shm has",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_wrong_on_every_rank_is_said_once(
@@ -143,6 +147,7 @@ def test_what_is_wrong_on_every_rank_is_said_once(
     assert says in outcome(there)["reason"]
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written(project: Path, there: Path) -> None:
     (there / "runs").write_text("a file in its place")  # root may write everywhere
     port = free_port()

@@ -97,6 +97,7 @@ def test_a_report_shows_names_as_they_are(part: Callable[[str], ModuleType], tmp
     assert fences == [f"```\n{name}\n", f"  a.b  ```{name}```  (default)\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_launch_script_says_when_all_ranks_were_killed_and_starts_again(render: Callable[..., Path]) -> None:
     project = render({"package": "killed", "model": "custom"}, name="killed")

@@ -283,6 +283,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Path, tmp_path:
     assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
 
 
+def test_what_is_being_written_is_waited_for_before_one_is_loaded(project: Path, tmp_path: Path) -> None:
+    said, _ = run(project, tmp_path, "loads", "sleep@step=2,phase=checkpoint:write,seconds=1")
+    assert "loaded 2" in said, said
+
+
 def test_an_exception_after_a_save_does_not_cost_the_checkpoint(project: Path, tmp_path: Path) -> None:
     said, root = run(project, tmp_path, "raises", "sleep@step=2,phase=checkpoint:write,seconds=1")
     assert said.startswith("rank_exception"), said

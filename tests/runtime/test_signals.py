@@ -21,7 +21,9 @@ def project(render: Callable[..., Path]) -> Path:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("start_method", "processes"), [("forkserver", 6), ("spawn", 5), ("fork", 5)])
+@pytest.mark.parametrize(
+    ("start_method", "processes"), [("forkserver", 6), pytest.param("spawn", 5, marks=pytest.mark.slow), ("fork", 5)]
+)
 def test_workers_outlive_signals_to_all(project: Path, tmp_path: Path, start_method: str, processes: int) -> None:
     """The training process, two times two workers, and with forkserver their server, all in reach of the signals."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}

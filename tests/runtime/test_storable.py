@@ -93,6 +93,21 @@ def test_what_the_user_allows_is_taken(storable: ModuleType) -> None:
         assert storable.refusal({}, {"options": {"args": Options()}}) is None
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_number_that_is_not_finite_is_enough_wherever_it_stands(
+    storable: ModuleType, kind: torch.dtype, bad: float
+) -> None:
+    layer = torch.nn.Linear(33, 65).to(kind)
+    layer.bias = torch.nn.Parameter(torch.empty(0, dtype=kind))  # of nothing, all is finite
+    assert storable.refusal({"model": layer}, {}) is None
+    for place in (0, 31, 32 * 33 + 7, -1):
+        with torch.no_grad():
+            layer.weight.flatten()[place] = bad
+            assert storable.refusal({"model": layer}, {}).problem.startswith("model.weight is not finite")
+            layer.weight.flatten()[place] = 0
+
+
 def test_only_what_is_trained_must_be_finite(storable: ModuleType) -> None:
     network = torch.nn.Linear(2, 2)
     network.register_buffer("mask", torch.full((2, 2), float("-inf")))

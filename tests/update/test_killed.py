@@ -18,7 +18,7 @@ MOMENTS = 12
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_killed_at_random_moments(two, history_of_two, tmp_path, number):
     project = make(history_of_two, "98.0.0", tmp_path / "demo", {"model": "custom"})
     with (project / "src/demo/ddp/guard.py").open("a") as file:

@@ -513,6 +513,7 @@ def test_the_same_is_written_as_a_trace(tmp_path: Path) -> None:
     assert longest["dur"] == pytest.approx(31 * SECOND, rel=0.02)
     (clock,) = [event for event in events if event["ph"] == "i"]
     assert clock["name"] == "the 31 s stall clock rang"
+    assert (clock["tid"], clock["s"]) == (3, "t"), "in the row of the rank to blame"
     assert max(event["ts"] for event in spans) < clock["ts"]
 
 

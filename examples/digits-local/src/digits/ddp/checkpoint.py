@@ -197,6 +197,7 @@ def warn(job: Job, text: str) -> None:
 def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     """Fill `objects` from the newest complete checkpoint and return its counters, or None where there is none.
 
+    One that is being written beside training is waited for.
     Random states are restored per rank; a rank that the checkpoint does not know (another world size) keeps its own.
 
     Raises:
@@ -204,6 +205,7 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
         ConfigError: it is of another model or optimiser, it cannot be loaded, or these objects could not be saved.
     """
     refuse_parts(objects)
+    finish(job)
     compare_orders(job, objects)
     root, found = run_dir / "checkpoints", dict[str, dict[str, Any]]()
 

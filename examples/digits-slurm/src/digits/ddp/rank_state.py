@@ -15,7 +15,7 @@ Entry = tuple[int, str, str]  # number from 1 on, "all_reduce float32[3]", "util
 class RankState:
     """What a rank says of itself. Times in seconds.
 
-    `docs/run-directory.md` has the published names; those that differ from the names here stand in `PUBLISHED`.
+    The documentation (run-directory.md) has the published names; `PUBLISHED` has those that differ from the names here.
     """
 
     rank: int

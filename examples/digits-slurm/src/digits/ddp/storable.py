@@ -30,6 +30,7 @@ log = logging.getLogger("ddp")
 _told: set[str] = set()
 _kept: list[tuple[Mapping[str, Stateful], int]] = []  # what a checkpoint will hold, and the step it began with
 PLAIN = {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter}
+ORDERED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # what `aminmax` takes
 REMEDY = "store plain numbers, strings, lists, dicts and tensors: {advice}, and make it anew in load_state_dict()"
 WHOLE = "wrap the network in DistributedDataParallel, or save and load it with torch.distributed.checkpoint"
 
@@ -226,9 +227,21 @@ def _not_finite(objects: Mapping[str, Stateful]) -> list[str]:
     tensors = dict(_trained(objects))
     flags: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        flags.setdefault(tensor.device, {})[name] = tensor.detach().isfinite().all()
+        flags.setdefault(tensor.device, {})[name] = _finite(tensor.detach())
     good = {name: flag for group in flags.values() for name, flag in zip(group, _together(group), strict=True)}
     return [name for name in tensors if not good[name]]
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """Whether all of it is, as a flag on its device.
+
+    `aminmax` passes NaN on, and needs no memory. `isfinite` makes copies of the tensor. On a CPU, those below 32 MB
+    come from glibc's heap, in which its aligned allocations may leave holes that the next one does not fit into:
+    with 2.36, one run in three grew by 9 MB with each checkpoint of 9 MB.
+    """
+    if tensor.numel() and tensor.dtype in ORDERED:
+        return torch.stack(tensor.aminmax()).isfinite().all()
+    return tensor.isfinite().all()
 
 
 def _together(flags: dict[str, Tensor]) -> list[bool]:

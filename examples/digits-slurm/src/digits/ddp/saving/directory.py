@@ -63,6 +63,7 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
+        _sync_directory(aside)
         faults.inject("checkpoint:rename", step)
         _make_visible(aside, root, step)
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeErrors of its own
@@ -192,7 +193,7 @@ def _in_gigabytes(note: Note, what: str) -> Callable[[int], None]:
 
 
 def _sync_directory(path: Path) -> None:
-    """Without it a rename can be lost in a power failure (POSIX leaves it to the directory's own fsync)."""
+    """Without it new or renamed entries can be lost in a power failure: fsync(2) of a file is not one of its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# In the order of a line. docs/run-directory.md says what they mean.
+# In the order of a line. run-directory.md of the documentation says what they mean.
 NUMBERS = (
     "step_seconds",
     "samples_per_second",

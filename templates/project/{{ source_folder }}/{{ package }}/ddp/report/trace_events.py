@@ -34,6 +34,7 @@ def _events(timeline: Timeline, end: Mapping[str, Any]) -> Iterator[dict[str, An
 
     for number, host in enumerate(hosts):
         yield {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": host}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
     for row in timeline.rows:
         place = {"pid": hosts.index(row.host), "tid": row.rank}
         name = f"rank {row.rank}" + (" (to blame)" if row.rank in (end.get("first_ranks") or []) else "")
@@ -52,4 +53,9 @@ def _events(timeline: Timeline, end: Mapping[str, Any]) -> Iterator[dict[str, An
                 "args": about,
             }
     name = f"the {clock_name(timeline)} rang" if timeline.clock else f"{end.get('kind', 'the end')} noticed"
-    yield {"ph": "i", "name": name, "cat": "clock", "ts": at(timeline.rang_at), "pid": 0, "tid": 0, "s": "g"}
+    rang = {"ph": "i", "name": name, "cat": "clock", "ts": at(timeline.rang_at)}
+    blamed = [row for row in timeline.rows if row.rank in (end.get("first_ranks") or [])]
+    for row in blamed:  # in its row: Perfetto gives an instant of the whole trace a row without a name
+        yield {**rang, "pid": hosts.index(row.host), "tid": row.rank, "s": "t"}
+    if not blamed:
+        yield {**rang, "pid": 0, "tid": 0, "s": "g"}

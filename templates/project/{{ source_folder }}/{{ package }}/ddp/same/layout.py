@@ -29,7 +29,7 @@ REMEDIES = {
     "the order": SET,
     "parameter": "look for an `if` on the rank or on local files where the model is built or frozen, and for a set",
     "buffer": "look for an `if` on the rank or on local files where the model is built, and for a set",
-    "values": "make it from sorted data and with equal generators (run.seed); docs/when-it-fails.md: on purpose",
+    "values": "make it from sorted data and with equal generators (run.seed); when-it-fails.md: on purpose",
     "module": "look for an `if` on the rank, a variable or local files where the model is built",
     "attribute": SET,
     "training": "call train() and eval() on all ranks alike",

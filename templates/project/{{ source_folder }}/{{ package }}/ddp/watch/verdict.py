@@ -303,7 +303,7 @@ def _victims(states: Sequence[RankState], ranks: Sequence[int]) -> str:
     return f". Victims, which wait for it: {', '.join(texts)}{more}" if waiting else ""
 
 
-# From 2 on in docs/how-it-works.md, "Heartbeat, monitor, verdict": what is certain comes before what is only likely.
+# What is certain comes before what is only likely. From 2 on in the documentation, how-it-works.md.
 RULES: Sequence[Callable[[Sequence[RankState]], Verdict | None]] = (
     _rank0_work,
     _without_gradient,

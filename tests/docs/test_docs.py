@@ -286,7 +286,7 @@ def test_settings_and_variables_named_anywhere_exist(described_by_code: dict[str
     settings, variables = described_by_code["settings"], described_by_code["variables"]
     for page in [*DOCS.glob("*.md"), project / "README.md"]:
         words = re.sub(r".* is not a setting", "", page.read_text(encoding="utf-8"))  # what is said of a misspelt one
-        named = [code for code in codes(FENCE.sub("", words)) if SETTING.fullmatch(code)]
+        named = [code for code in codes(words) if SETTING.fullmatch(code)]
         named += re.findall(r"--((?:[a-z]+)\.[a-z_]+)", words)
         files = (".py", ".yaml", ".sbatch", ".pt")
         unknown = {name for name in named if name not in settings and not name.endswith((*files, ".key"))}

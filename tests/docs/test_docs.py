@@ -298,9 +298,24 @@ def test_settings_and_variables_named_anywhere_exist(described_by_code: dict[str
         assert not set(named) - set(variables), f"{page.name}: nothing reads {set(named) - set(variables)}"
 
 
-def test_the_readme_of_a_project_has_every_clock(described_by_code: dict[str, Any], project: Path) -> None:
-    described = {name for row in rows((project / "README.md").read_text()) for name in codes(row[0])}
-    assert described >= {f"clocks.{name}" for name in described_by_code["clocks"]}
+def test_the_readme_of_a_project_leads_to_what_exists(project: Path) -> None:
+    """Pages with their headings, files, and commands: it is what people read first, and mostly all that they read."""
+    readme = (project / "README.md").read_text()
+    assert len(readme.splitlines()) <= 90, "answers are found in seconds"
+    links = dict(re.findall(r"^\[(.+)\]: .*/blob/main/docs/(\S+)$", readme, re.MULTILINE))
+    prose = re.sub(r"`[^`]*`", "", FENCE.sub("", readme))
+    used = re.findall(r"\[([^]\[]+)\](?:\[([^]]+)\])?(?!:)", prose)
+    assert {(label or shown).lower() for shown, label in used} == set(links)
+    for link in links.values():
+        page, _, anchor = link.partition("#")
+        headings = re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, link
+    for name in re.findall(r"\b(?:launch|configs|src|tests)/[\w/.]*", readme):
+        assert (project / name).exists(), name
+    for name in re.findall(r"python -m (demo\S*?)`? ", readme):
+        module = project / "src" / Path(*name.split("."))
+        assert "__main__" in module.with_suffix(".py").read_text() or (module / "__main__.py").exists(), name
 
 
 def test_faults_are_those_of_the_code(described_by_code: dict[str, Any]) -> None:
@@ -442,8 +457,6 @@ def test_kinds_are_those_of_the_code(described_by_code: dict[str, Any], project:
     ends = {(kind, code, text) for kind, texts in meanings.items() for code, text in texts.items()}
     assert {(kind, code, text) for kind, ends_with, text in reference for code in ends_with} == ends
     assert {(kind, code) for kind, ends_with, _ in advice for code in ends_with} == {row[:2] for row in ends}
-    readme = (project / "README.md").read_text().partition("Its `kind` is one of")[2].partition(".\n")[0]
-    assert set(codes(readme)) - {"kind"} == set(meanings)
     plumbing = (project / "src/demo/ddp").rglob("*.py")
     written = "".join(path.read_text() for path in plumbing if path.name not in ("kinds.py", "errors.py"))
     assert [kind for kind in meanings if f'"{kind}"' not in written] == []

@@ -64,7 +64,8 @@ def words(text: str) -> set[str]:
 
 
 def test_only_what_the_preset_needs(render: Callable[..., Path], slurm_project: Path) -> None:
-    always = {"torchrun.sh", "common.sh", "agent.py", "outcome.py", "settings.py", "env/nccl.env", "env/recovery.env"}
+    common = {"torchrun.sh", "common.sh", "agent.py", "outcome.py", "settings.py", "sweep.py"}
+    always = common | {"env/nccl.env", "env/recovery.env"}
     for project, more in ((render(LOCAL), set()), (slurm_project, {"train.sbatch", "site.sh", "task.sh", "node.sh"})):
         names = {path.relative_to(project / "launch").as_posix() for path in launch_files(project)}
         assert names == always | more

@@ -344,7 +344,7 @@ torch.save(network.state_dict(), "loaded.pt")
 
 
 def test_exported_weights_are_loaded_without_the_plumbing(project: Path, part: Part, tmp_path: Path) -> None:
-    """By the lines that stand in README, documentation and docstring."""
+    """By the lines that stand in the documentation and in the docstring."""
     pytest.importorskip("safetensors")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     environment |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
@@ -357,17 +357,16 @@ def test_exported_weights_are_loaded_without_the_plumbing(project: Path, part: P
     assert "average of step 3" in done.stdout
     noted = json.loads((tmp_path / "run/wrapped.json").read_text())
     assert {name: noted[name] for name in ("model", "average")} == {"model": [], "average": ["module"]}
-    readme = snippet((project / "README.md").read_text())
     docs = (Path(__file__).parents[2] / "docs/how-it-works.md").read_text()
-    assert snippet(docs).replace("digits", "saved") == readme
-    assert snippet(part("export").__doc__).replace("<package>", "saved") == readme
+    loads = snippet(docs).replace("digits", "saved")
+    assert snippet(part("export").__doc__).replace("<package>", "saved") == loads
     bare = tmp_path / "bare" / "saved"
     bare.mkdir(parents=True)
     for name in ("__init__.py", "model.py", "data.py"):
         (bare / name).write_text((project / "src/saved" / name).read_text())
     environment["PYTHONPATH"] = str(bare.parent)
     done = subprocess.run(
-        [sys.executable, "-c", readme + AFTER],
+        [sys.executable, "-c", loads + AFTER],
         cwd=tmp_path / "run/export",
         env=environment,
         capture_output=True,

@@ -183,6 +183,8 @@ show_help() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "$1"
   printf '\nTraining arguments, each with a value; a variable DDP_SECTION__KEY or %s do the same:\n\n' configs/train.yaml
   "$(command -v python3 || command -v python)" "$launch_folder/settings.py" list "$train_py"
+  printf '\n  --fast-dev-run [STEPS]  try everything in a few steps, resuming included, in runs/fast-dev-run/\n'
+  printf '  --profile FIRST:LAST    a trace of these steps, for Perfetto, in the run directory\n'
   printf '\nWhat they mean, and the defaults: python -m %s.train --help\n' digits
 }
 
@@ -337,14 +339,22 @@ note_silence() {
   python -m digits.ddp.report --ended "$run_directory" >&2 || true
 }
 
+# say_where_it_began ATTEMPT: kind, rank, phase, what to do and the report of an attempt that did not end well.
+say_where_it_began() {
+  python "$launch_folder/outcome.py" rows "$run_directory" "$1" >&2 || true
+}
+
 # say_how_to_go_on CODE VARIABLES COMMAND...: the last line of a run that can go on, to be copied. VARIABLES, joined by
 # commas, go with it where they are set, as DDP_ ones do.
 say_how_to_go_on() {
   case $1 in
-  70 | 75) ;;
-  *) return 0 ;;
+  0) return 0 ;;
+  70 | 75) say "to go on from the newest checkpoint:" ;;
+  *)
+    compgen -G "$run_directory/checkpoints/step_*" >/dev/null || return 0
+    say "when that is put right, to go on from the newest checkpoint:"
+    ;;
   esac
-  say "to go on from the newest checkpoint:"
   python "$launch_folder/outcome.py" again "${@:2}" >&2 || true
 }
 
@@ -381,7 +391,8 @@ for port in range(first, first + 100):
 PYTHON
 }
 
-# start_torchrun OPTION...: begins torchrun in the background; `torchrun` is its process id.
+# start_torchrun LOG OPTION...: begins torchrun in the background; `torchrun` is its process id. agent.py keeps what it
+# says in LOG, and off the terminal unless it is torchrun that fails.
 # --max-restarts 0: torchrun's own restarts reuse the store of the failed attempt (pytorch issue #167288). The launch
 # scripts begin each attempt with a new torchrun and a new store, which is in torchrun and not in rank 0: when rank 0
 # dies, the others can still say so. (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 would cure the first and undo the second, so
@@ -391,7 +402,7 @@ start_torchrun() {
   set -m
   (
     trap '' USR1 USR2
-    LAUNCHED_BY="$this_host.$$" exec python -m torch.distributed.run --max-restarts 0 "$@"
+    LAUNCHED_BY="$this_host.$$" exec python "$launch_folder/agent.py" "$1" --max-restarts 0 "${@:2}"
   ) &
   torchrun=$!
   set +m

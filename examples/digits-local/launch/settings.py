@@ -20,6 +20,7 @@ from typing import NamedTuple
 CONFIG = 78
 DEFAULT_FILE = "configs/train.yaml"
 NO_SETTINGS = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}  # variables of one start, not of the run
+SPELLINGS = {"fast-dev-run": "train.fast_dev_run", "profile": "log.profile"}  # options: training's start/settings.py
 LOADERS = {"load_settings", "load"}
 # Options of a class that change no name, beside `extra`.
 PLAIN = {"extra", "env_prefix", "env_nested_delimiter", "allow_inf_nan", "frozen", "validate_assignment"}
@@ -146,7 +147,8 @@ def problem(names: Sequence[str], arguments: Sequence[str], variables: Iterable[
         if option == "--config":
             file = value if equals else next(iter(arguments[number + 1 :]), "")
         elif option.startswith("--") and option not in ("--", "--help"):
-            options.append(option.removeprefix("--"))
+            name = option.removeprefix("--")
+            options.append(SPELLINGS.get(name, name))
     if file != DEFAULT_FILE and not Path(file).is_file():
         return f"--config {file or 'without a value'}: there is no such file", "give it the path of a YAML file"
     for name in options:

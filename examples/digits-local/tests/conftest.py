@@ -44,6 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(limit))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what tests of an example that is gone are."""
+    failed = [each for outcome in ("failed", "error") for each in terminalreporter.stats.get(outcome, [])]
+    if any("tests/example/" in getattr(each, "nodeid", "") for each in failed):
+        terminalreporter.write_line(
+            "tests/example/ is about the example that this project began with: delete it if you have replaced that",
+            yellow=True,
+        )
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run: the launcher's exit code, everything printed, and the run directory."""

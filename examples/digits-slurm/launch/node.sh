@@ -27,7 +27,7 @@ interrupted=
 trap stop TERM USR1 USR2 INT HUP
 
 # The static rendezvous: node 0 serves the store, also the ranks'. `timeout`: all nodes must be there by then.
-start_torchrun --nnodes "$nodes" --node-rank "$number" --nproc-per-node "$ranks" \
+start_torchrun "$logs/agent$number.log" --nnodes "$nodes" --node-rank "$number" --nproc-per-node "$ranks" \
   --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$DDP_RUN__ID.$DDP_ATTEMPT" \
   --rdzv-conf "timeout=$init_s" --log-dir "$logs/$node" --no-python bash launch/task.sh "$@"
 code=0

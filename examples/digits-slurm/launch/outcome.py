@@ -4,6 +4,7 @@
     python outcome.py new DEFAULT_ID [training arguments]         the same; a default that is taken gets -2, -3, ...
     python outcome.py setting NAME DEFAULT [training arguments]   prints the value that training will use
     python outcome.py ended RUN_DIRECTORY ATTEMPT LAUNCHER_CODE [EARLY]   prints exit code, restart or end, why
+    python outcome.py rows RUN_DIRECTORY ATTEMPT                  prints kind, rank, phase, what to do, report
     python outcome.py again VARIABLES COMMAND...                  prints the line that goes on with this run
     python outcome.py refuse RUN_DIRECTORY ATTEMPT KIND WHAT REMEDY   leaves an outcome.json with exit code 78
 
@@ -18,11 +19,16 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 OF_ONE_START = {"DDP_ATTEMPT", "DDP_FAULTS", "DDP_WALLTIME_END", "DDP_RUN__RESUME"}
+LONGEST = 600  # characters of a reason in the last lines
+ADVICE = {"rank_exception": "read the traceback of that rank, above and in the report"}  # the exception says the rest
+SEEN_BY_TORCHRUN = ("rank_killed", "store_lost", "rendezvous_failed")  # how processes ended, which no rank may know
 EXIT_CODES = {0: "done", 1: "failed", 70: "stalled", 75: "stopped", 78: "config"}
 
 
@@ -44,13 +50,25 @@ def _given(name: str, arguments: Sequence[str]) -> str:
     return found
 
 
+def is_trial(arguments: Sequence[str]) -> bool:
+    """Whether it is a fast dev run, which has a directory of its own."""
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option == "--fast-dev-run":
+            return (value if equals else following) != "0"
+    return setting("train.fast_dev_run", "0", arguments) != "0"
+
+
 def directory(default_id: str, arguments: Sequence[str]) -> Path:
     """The run directory that training will use."""
     run_id = setting("run.id", default_id, arguments)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
         print(f"error: run.id {run_id!r} is not a directory name: use letters, digits and . _ -", file=sys.stderr)
         sys.exit(78)
-    return Path(setting("run.dir", "runs", arguments), run_id).absolute()
+    folder = Path(setting("run.dir", "runs", arguments))
+    if is_trial(arguments) and folder.name != "fast-dev-run":
+        folder /= "fast-dev-run"
+    return (folder / run_id).absolute()
 
 
 def new_directory(default_id: str, arguments: Sequence[str]) -> Path:
@@ -94,7 +112,7 @@ def ended(run_directory: Path, attempt: int, launcher_code: int, stopped_early: 
     try:
         outcome = json.loads((run_directory / "outcome.json").read_text())
         if outcome["attempt"] == attempt and outcome["exit_code"] in EXIT_CODES:
-            reason = " ".join(str(outcome.get("reason") or "no reason given").split())
+            reason, _ = _reason_and_remedy(outcome)
             code = outcome["exit_code"]
             return code, "restart" if outcome["restart"] else "end", f"{EXIT_CODES[code]}: {reason}"
         missing = f"outcome.json is of attempt {outcome['attempt']}"
@@ -106,9 +124,33 @@ def ended(run_directory: Path, attempt: int, launcher_code: int, stopped_early: 
         return 70, "restart", f"stalled: {missing}, and {stuck}"
     if stopped_early and launcher_code:
         return 75, "restart", "stopped: before training began"
+    if launcher_code:
+        print(_words_of_torchrun(run_directory, attempt), end="", file=sys.stderr)  # no rank has said more
     code = launcher_code if launcher_code in EXIT_CODES else 1
     what = f"{EXIT_CODES[code]}: {missing}, and the launcher ended with {launcher_code}"
     return code, "restart" if code in (70, 75) else "end", what
+
+
+def rows(run_directory: Path, attempt: int) -> list[str]:
+    """Where an attempt that did not end well began to do so, and what to do: nothing without its outcome.json."""
+    try:
+        outcome = json.loads((run_directory / "outcome.json").read_text())
+        if outcome["attempt"] != attempt or outcome["exit_code"] == 0:
+            return []
+        blamed, phase, step = outcome.get("first_ranks"), outcome.get("phase"), outcome.get("step")
+        _, remedy = _reason_and_remedy(outcome)
+        report, own = run_directory / "report.md", next(_logs_of_torchrun(run_directory, attempt), None)
+        found = {
+            "kind": outcome.get("kind"),
+            "rank": ", ".join(_with_hosts(run_directory, blamed)) if blamed else "",
+            "where": f"phase {phase}, step {step}" if phase else "",
+            "do": remedy or " ".join(str(outcome.get("advice") or "").split()) or ADVICE.get(outcome.get("kind"), ""),
+            "report": report if report.is_file() else "",
+            "see also": f"{own} (torchrun's own words)" if own and outcome.get("kind") in SEEN_BY_TORCHRUN else "",
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [f"[launch]   {name:<8}  {value}" for name, value in found.items() if value]
 
 
 def again(also: Sequence[str], command: Sequence[str]) -> str:
@@ -132,6 +174,44 @@ def again(also: Sequence[str], command: Sequence[str]) -> str:
             kept.append(",".join(ours) if word == "NAMES" else word)
     variables = [f"{name}={shlex.quote(value)}" for name, value in ours.items()]
     return " ".join([f"cd {shlex.quote(os.getcwd())} &&", *variables, shlex.join(kept)])
+
+
+def _reason_and_remedy(outcome: dict[str, Any]) -> tuple[str, str]:
+    """One line each. An error of ours has its remedy behind an arrow; a long text of others is whole in the report."""
+    reason, _, remedy = str(outcome.get("reason") or "no reason given").partition("\n  -> ")
+    short = " ".join(reason.split())
+    return short if len(short) <= LONGEST else f"{short[:LONGEST]} ...", " ".join(remedy.split())
+
+
+def _with_hosts(run_directory: Path, ranks: Sequence[int]) -> list[str]:
+    """'1 (n2)', as environment.txt of this start has them."""
+    hosts: dict[str, str] = {}
+    with suppress(OSError):
+        text = (run_directory / "environment.txt").read_text()
+        hosts = dict(re.findall(r"^rank (\d+) host (\S+)$", text, re.MULTILINE))
+    return [f"{rank} ({hosts[str(rank)]})" if str(rank) in hosts else str(rank) for rank in ranks]
+
+
+def _logs_of_torchrun(run_directory: Path, attempt: int) -> Iterator[Path]:
+    """What agent.py has kept of this attempt, first that of this node."""
+    folder, own = run_directory / "torchelastic", f"agent{os.environ.get('NODE_RANK') or 0}.log"
+    paths = [*folder.glob("agent*.log"), *folder.glob(f"attempt{attempt}/agent*.log")]
+    for path in sorted(paths, key=lambda path: (path.name != own, path)):
+        if _last_part(path).startswith(f"{attempt},"):
+            yield path
+
+
+def _last_part(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace").rpartition("=== attempt ")[2]
+    return ""
+
+
+def _words_of_torchrun(run_directory: Path, attempt: int) -> str:
+    """All that it said, unless agent.py has printed it already."""
+    path = next(_logs_of_torchrun(run_directory, attempt), None)
+    text = _last_part(path).partition("\n")[2] if path else ""
+    return "" if text.endswith("=== printed\n") else text
 
 
 def _out_of_python(run_directory: Path, attempt: int) -> str:
@@ -170,6 +250,8 @@ if __name__ == "__main__":
         print(new_directory(sys.argv[2], sys.argv[3:]))
     elif sys.argv[1] == "again":
         print(again(sys.argv[2].split(","), sys.argv[3:]))
+    elif sys.argv[1] == "rows":
+        print("".join(f"{row}\n" for row in rows(Path(sys.argv[2]), int(sys.argv[3]))), end="")
     elif sys.argv[1] == "refuse":
         refuse(Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:7])
     elif sys.argv[1] == "setting":

@@ -8,6 +8,10 @@
 #   DDP_RUN__ID    the run to begin or to continue (default: the time); one start at a time, a second one is refused
 #   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   these and DDP_RUN__ID, on each node: several nodes without a scheduler
 #
+# launch/torchrun.sh evaluate RUN, or sample RUN, looks at a checkpoint instead: python -m digits.evaluate --help.
+#
+# A list or a grid of settings: launch/sweep.py --help
+#
 # Exit codes: 0 done, 1 failed, 70 stalled, 75 stopped with a checkpoint, 78 wrong configuration.
 # SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR1 or SIGUSR2 asks the ranks to save a checkpoint and stop. A second one makes
 # torchrun end them, after 30 s with SIGKILL.
@@ -29,6 +33,16 @@ refuse_unless_number NPROC "$nproc" 1
 refuse_unless_number NNODES "$nnodes" 1
 prepare_site "$nnodes"
 prepare_environment "$nnodes" ""
+case ${1:-} in
+evaluate | sample) # they take no run directory, and are not started again
+  ranks=()
+  if [ "$1" = evaluate ] && [ "$nproc" -gt 1 ]; then
+    ranks=(-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1
+      --nproc-per-node "$nproc")
+  fi
+  exec python ${ranks[@]+"${ranks[@]}"} -m "digits.$1" "${@:2}"
+  ;;
+esac
 refuse_unknown_settings "$@"
 
 if [ "$nnodes" -gt 1 ]; then
@@ -96,7 +110,7 @@ run_torchrun() { # run_torchrun NAME COMMAND...: torchrun's exit code, or the co
   local name=$1 code=0
   shift
   # --log-dir: torchrun leaves its error files there, else in /tmp, where nobody removes them.
-  start_torchrun --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" \
+  start_torchrun "$run_directory/torchelastic/agent${NODE_RANK:-0}.log" --nnodes "$nnodes" --nproc-per-node "$nproc" "${rendezvous[@]}" \
     --rdzv-id "$DDP_RUN__ID.$attempt.$name" --log-dir "$run_directory/torchelastic" "$@"
   [ -z "$stopping" ] || kill -TERM "$torchrun" # asked to stop while nothing ran
   [ "$nnodes" = 1 ] || await_ranks $((${init_s%.*} + 10))
@@ -127,6 +141,7 @@ while :; do
   fi
   if [ -n "$decision" ]; then
     say "attempt $attempt ended, $what; $decision"
+    say_where_it_began "$attempt"
     say_how_to_go_on "$code" NPROC,NNODES,NODE_RANK,MASTER_ADDR,MASTER_PORT,MAX_RESTARTS,PREFLIGHT,VENV,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ROCR_VISIBLE_DEVICES \
       launch/torchrun.sh "$@"
     exit "$code"

@@ -31,12 +31,17 @@ class TrainSettings(BaseModel, extra="forbid"):
     max_nonfinite: int = Field(10, ge=0, description="a start ends after more skipped steps (NaN or infinite gradient)")
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights, which are evaluated; 0: none")
     rehearse: bool = Field(True, description="a trial step of the largest batch before training, see ddp/rehearsal.py")
+    fast_dev_run: int = Field(0, ge=0, description="try everything in so many steps; --fast-dev-run: 4 steps; 0: off")
 
     @model_validator(mode="after")
     def _compile_needs_rehearsal(self) -> "TrainSettings":
         if self.compile and not self.rehearse:
             raise ValueError("train.compile needs train.rehearse: compiling takes longer than a phase of training may")
         return self
+
+
+# The most that these may be with --fast-dev-run: a sample is drawn then, too, but a small one.
+FAST_DEV_RUN = {"sample.images": 10, "sample.ddim_steps": 3}
 
 
 class Settings(SessionSettings):

@@ -23,7 +23,7 @@ from .model import NO_LABEL, schedule
 class SampleSettings(BaseModel, extra="forbid"):
     """When and how to draw samples."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between samples")
+    every_steps: int = Field(default=200, ge=0, description="training steps between samples; 0: none")
     images: int = Field(default=80, ge=1, description="images to draw; labels go round, one a column of the picture")
     ddim_steps: int = Field(default=25, ge=1, description="denoising steps: more are slower and finer")
     guidance: float = Field(default=2.0, ge=0, description="weight of the label: 0 ignores it, 1 is as trained")
@@ -97,3 +97,9 @@ def save_grid(images: Tensor, path: Path, scale: int = 8, gutter: int = 8) -> No
     partial = path.with_name(f"{path.name}.tmp")
     Image.fromarray(pixels.squeeze(2).numpy()).save(partial, format="PNG")
     os.replace(partial, path)
+
+
+if __name__ == "__main__":  # python -m digits.sample runs/<id>: draws from a checkpoint, see --help
+    from .ddp.inference import sample_run
+
+    sample_run()

@@ -14,12 +14,13 @@ from .ddp import ConfigError, Job, total
 from .model import velocity_error
 
 METRIC = "val_loss"  # the number to watch
+HIGHER_IS_BETTER = False
 
 
 class EvalSettings(BaseModel, extra="forbid"):
     """When and how to validate."""
 
-    every_steps: int = Field(default=200, ge=1, description="training steps between validations")
+    every_steps: int = Field(default=200, ge=0, description="training steps between validations; 0: none")
     batch_size: int = Field(default=128, ge=1, description="images a rank evaluates at once")
     seed: int = Field(default=0, ge=0, description="seed of the noise; the loss is comparable only between equal seeds")
 
@@ -78,3 +79,9 @@ def draws(indices: Tensor, shape: torch.Size, seed: int) -> tuple[Tensor, Tensor
         generator.manual_seed(seed * 1_000_003 + index)  # the CPU generator uses the lower 32 bits
         rows.append(torch.randn(shape, generator=generator))
     return t, torch.stack(rows)
+
+
+if __name__ == "__main__":  # python -m digits.evaluate runs/<id>: measures a checkpoint, see --help
+    from .ddp.inference import evaluate_run
+
+    evaluate_run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from . import evaluate as evaluation
 from .config import Settings, TrainSettings
 from .data import build_datasets
 from .ddp import (
@@ -41,6 +42,7 @@ from .ddp import (
     make_loader,
     moving_average,
     on_rank0,
+    parts,
     phase,
     polled,
     progress,
@@ -49,6 +51,7 @@ from .ddp import (
     settings_table,
     step_done,
     step_if_finite,
+    to_device,
 )
 from .ddp.session import Session, session
 from .evaluate import evaluate
@@ -57,7 +60,7 @@ from .sample import draw
 
 log = logging.getLogger("ddp")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Batch = Sequence[Tensor]
+Batch = Any  # what the data set's samples become: tensors in a tuple, a list or a dict
 
 
 def main() -> None:
@@ -65,7 +68,8 @@ def main() -> None:
     settings, origin = load_settings(Settings)  # from the file, variables and the command line; who set what
     table = settings_table(settings, origin)  # printed at the start, and kept in settings.txt of the run
     with session(settings.run, settings.clocks, settings.log, settings.preempt, table) as run:
-        train(with_precision(settings, run.job), run)
+        for each in parts(with_precision(settings, run.job), run.job, run.dir):  # one; --fast-dev-run: two
+            train(each, run)
 
 
 def train(settings: Settings, run: Session) -> None:
@@ -109,7 +113,8 @@ def train(settings: Settings, run: Session) -> None:
                     draw_samples(settings, run, learner, val_data, position.step)
                     position.sampled = position.step
 
-                if due(settings.checkpoint.every_steps, position.step, finished, position.saved):
+                saving = due(settings.checkpoint.every_steps, position.step, finished, position.saved)
+                if saving or checkpoint.is_best(position.step):
                     save(settings, run, learner, position, must=finished)
 
                 if finished:
@@ -143,7 +148,7 @@ class Learner:
         self.optimizer = build_optimizer(self.network, options)
         self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
-        self.skipped = torch.zeros((), device=job.device)  # steps without an update, since a gradient was not finite
+        self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
 
     @property
     def eval_network(self) -> nn.Module:
@@ -178,7 +183,7 @@ class Learner:
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate gradients. Returns: the loss summed over the batch, and the number of its terms, float32 [2]."""
-        batch = [tensor.to(self.job.device, non_blocking=True) for tensor in batch]
+        batch = to_device(batch, self.job.device)
         with phase("forward"), autocast(self.settings.train, self.job.device):
             loss, terms = training_loss(self.model, batch)
         with phase("backward"):  # DDP averages the gradients over the ranks meanwhile
@@ -279,8 +284,8 @@ def set_learning_rate(
 
 
 def due(every: int, step: int, finished: bool = False, last_done: int = 0) -> bool:
-    """True every `every` steps and at the end, unless it was done at this step already (before a resume)."""
-    return step > max(0, last_done) and (finished or step % every == 0)
+    """True every `every` steps and at the end, unless it was done at this step already (before a resume). 0: never."""
+    return every > 0 and step > max(0, last_done) and (finished or step % every == 0)
 
 
 def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position) -> Batch:
@@ -293,6 +298,8 @@ def next_batch(feed: Iterator[tuple[dict[str, int], Batch]], position: Position)
 def resume(settings: Settings, run: Session, learner: Learner) -> Position:
     """Load the newest good checkpoint of this run into `learner`, and return its position; step 0 if there is none."""
     objects, counters = learner.checkpoint_objects(), None
+    if settings.checkpoint.keep_best:
+        checkpoint.keep_best(evaluation)
     if settings.run.resume:
         counters = checkpoint.load(run.job, run.dir, objects)
     else:
@@ -304,14 +311,16 @@ def resume(settings: Settings, run: Session, learner: Learner) -> Position:
 
 def validate(
     settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int, step: int
-) -> None:
-    """Evaluate, each rank on its shard of the validation data, and log the metrics."""
+) -> dict[str, float]:
+    """Evaluate, each rank on its shard of the validation data; log the metrics, and return them."""
     # Before each of the first `common_batches`, which all ranks have, they agree whether to stop.
     shard = polled(batches(loader, run.job), run.agreement, step, common_batches)
     with phase("eval"), autocast(settings.train, run.job.device):
         metrics = evaluate(learner.eval_network, shard, run.job, settings.eval, progress)
     run.metrics.flush()
     run.metrics.write(step, metrics)
+    checkpoint.rate(run.job, run.dir, step, metrics)
+    return metrics
 
 
 def log_scalars(settings: Settings, run: Session, learner: Learner, step: int, values: dict[str, Tensor]) -> None:
@@ -333,6 +342,7 @@ def draw_samples(settings: Settings, run: Session, learner: Learner, dataset: An
             log.warning("no picture of step %d: %s", step, error)
 
     on_rank0(run.job, "sample", draw_or_warn, run.flags)
+    run.metrics.drawn(step, path)
 
 
 def save(settings: Settings, run: Session, learner: Learner, position: Position, must: bool) -> None:

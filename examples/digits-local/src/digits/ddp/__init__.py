@@ -5,9 +5,11 @@ Names are imported at their first use, since launch scripts start parts of the p
 
 The map, from top to bottom: a module imports from its own line and from the lines below, never from one above.
 
+    inference               the commands that evaluate a checkpoint of a run, and draw from it
     session variables       `with session(...) as run`, from the start to the exit code; the settings of existing code
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
+    fast_dev_run            a trial of everything in a few steps, resuming included
     rehearsal               before step 1, a step of the largest batch
     export                  the weights of a checkpoint alone, for inference
     loader checkpoint       make_loader and batches; checkpoints that training does not wait for
@@ -16,7 +18,11 @@ The map, from top to bottom: a module imports from its own line and from the lin
     same/                   before step 1: are code, networks and buffers the same on all ranks
     averages                the moving average of the weights
     storable restore        what a checkpoint may hold, and how objects are filled from it
+    summary                 parameters, and the memory that they cost, in a line or two
+    profiling               a trace of some steps, for Perfetto
+    patience                early stopping, on all ranks at the same step
     agree guard metrics     what ranks decide together; rank-0 work; norms, skipped steps, the metric log
+    trackers                TensorBoard and W&B, which get what the metric log writes
     meter                   time, throughput, waiting and memory, for the metric log
     trace/                  what a rank knows of itself: phase (heartbeat), collectives, slow steps, drift, time (spent)
     faults                  fault injection
@@ -38,10 +44,12 @@ _NAMES = {
     "checkpoint": "CheckpointSettings Position",
     "clocks": "Clocks",
     "errors": "ConfigError NonFinite StopRequested",
+    "fast_dev_run": "parts",
     "guard": "Progress on_rank0",
-    "loader": "LoaderSettings batches endless make_loader",
+    "loader": "LoaderSettings batches endless make_loader to_device",
     "loading.lockstep": "polled",
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
+    "patience": "Patience",
     "rehearsal": "largest_batch rehearse",
     "rng": "seed_generators",
     "start.groups": "Job",
@@ -60,18 +68,21 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .errors import ConfigError as ConfigError
     from .errors import NonFinite as NonFinite
     from .errors import StopRequested as StopRequested
+    from .fast_dev_run import parts as parts
     from .guard import Progress as Progress
     from .guard import on_rank0 as on_rank0
     from .loader import LoaderSettings as LoaderSettings
     from .loader import batches as batches
     from .loader import endless as endless
     from .loader import make_loader as make_loader
+    from .loader import to_device as to_device
     from .loading.lockstep import polled as polled
     from .metrics import LogSettings as LogSettings
     from .metrics import clip_gradients as clip_gradients
     from .metrics import global_norm as global_norm
     from .metrics import gradient_norm as gradient_norm
     from .metrics import step_if_finite as step_if_finite
+    from .patience import Patience as Patience
     from .rehearsal import largest_batch as largest_batch
     from .rehearsal import rehearse as rehearse
     from .rng import seed_generators as seed_generators

@@ -96,6 +96,12 @@ def learning_rate_of_the_only_optimizer() -> float | None:
     return float(rate) if isinstance(rate, (int, float)) else None
 
 
+def leading(numbers: Mapping[str, float]) -> list[str]:
+    """What one looks at first: ['0.118 s/step', '542 samples/s', 'lr 0.008'], as far as it is known."""
+    forms = {"step_seconds": "{:.3g} s/step", "samples_per_second": "{:.4g} samples/s", "learning_rate": "lr {:.3g}"}
+    return [form.format(numbers[name]) for name, form in forms.items() if name in numbers]
+
+
 def in_words(numbers: Mapping[str, float]) -> str:
     """For people, in one line: '0.118 s a step, 542 samples/s, waits 1% for data, 3% for ranks, 12.4 GiB, mfu 41%'."""
     shown = {

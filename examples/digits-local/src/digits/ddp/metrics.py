@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import queue
-import threading
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, SupportsFloat
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, Field
+from pydantic import Field, field_validator
 
-from .meter import OF_A_RANK, Meter, Moment, in_words, learning_rate_of_the_only_optimizer
+from .errors import DONE
+from .kinds import Verdict
+from .meter import OF_A_RANK, Meter, Moment, in_words, leading, learning_rate_of_the_only_optimizer
 from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
+from .trackers import Trackers, TrackerSettings
 
 log = logging.getLogger("ddp")
 DETACHED = "no parameter has a gradient: the loss does not lead back to the model (detached? no_grad?)"
@@ -30,12 +31,35 @@ SKIPPED = (
 )
 
 
-class LogSettings(BaseModel, extra="forbid"):
+LED_BY = ("step_seconds", "samples_per_second", "learning_rate")  # stand before the rest of a line
+DIAGNOSTIC = ("grad_norm", "param_norm", "nonfinite_steps")  # ends of the names of metrics that wait to be asked for
+
+
+class LogSettings(TrackerSettings, extra="forbid"):
     """What is written down, and how often."""
 
     every_steps: int = Field(20, ge=1, description="optimiser steps between two lines of training metrics")
     heartbeat_s: float = Field(30, gt=0, description="seconds between two heartbeat lines in each rank's log")
-    tracker: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
+    console: Literal["short", "full"] = Field(
+        "short", description="full: lines as in rank 0's log, with norms, waits and memory, and each heartbeat"
+    )
+    profile: str = Field("", description="steps to profile, --profile 100:110: from when 100 are done to when 110 are")
+    profile_ranks: str = Field("0", pattern=r"^(all|\d+(,\d+)*)$", description="which ranks of them: 0,8 or all")
+
+    @field_validator("profile")
+    @classmethod
+    def _is_range(cls, text: str) -> str:
+        found = re.fullmatch(r"\s*(\d{1,12})\s*:\s*(\d{1,12})\s*", text)
+        if text and not (found and int(found[1]) < int(found[2])):
+            what = "its end is not after its beginning" if found else "that is no range of steps"
+            raise ValueError(f"{text!r}: {what}\nwrite FIRST:LAST, as in --profile 100:110")
+        return text
+
+    @property
+    def profile_steps(self) -> tuple[int, int]:
+        """How many steps are done when the profile begins, and when it ends; (0, 0) without one."""
+        first, _, last = self.profile.partition(":")
+        return int(first or 0), int(last or 0)
 
 
 @torch.no_grad()
@@ -122,10 +146,10 @@ class MetricLog:
         self._job, self._path = job, run_dir / "metrics.jsonl"
         self._names: list[str] = []
         self._pending: _Line | None = None
-        self._warned = False
+        self._warned, self._all_shown = False, settings.console == "full"
         self._meter = Meter(job)
         self.latest: dict[str, float] = {}
-        self._tracker = _Tracker(settings.tracker, run_dir) if job.rank == 0 else None
+        self._trackers = Trackers(settings, run_dir) if job.rank == 0 else None
 
     def scalars(self, step: int, values: dict[str, torch.Tensor], learning_rate: float | None = None) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names.
@@ -171,21 +195,23 @@ class MetricLog:
         numbers = self._meter.together(line.sums[count:].view(size, OF_A_RANK).tolist(), line.learning_rate)
         self._write(line.step, dict(zip(self._names, means, strict=True)), numbers, line.began)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Record host-side numbers that are equal on all ranks already (evaluation results)."""
-        self._write(step, values, {}, self._meter.now())
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Record numbers that are equal on all ranks already (evaluation results): Python's, numpy's, or tensors."""
+        plain = {name: each if isinstance(each, (int, float)) else float(each) for name, each in values.items()}
+        self._write(step, plain, {}, self._meter.now())
 
     def glance(self, *names: str) -> dict[str, str]:
-        """The latest of these metrics, and of the numbers what fits behind a progress bar."""
+        """The latest of these metrics and the rate, for a progress bar; all numbers with `log.console` full."""
         shown = {name: f"{self.latest[name]:.4g}" for name in names if name in self.latest}
+        if "samples_per_second" in self.latest:
+            shown["samples/s"] = f"{self.latest['samples_per_second']:.4g}"
         for name, number, form in (
-            ("samples/s", "samples_per_second", "{:.4g}"),
             ("data wait", "data_wait_share", "{:.0%}"),
             ("rank wait", "rank_wait_share", "{:.0%}"),
             ("GiB", "peak_memory_gib", "{:.3g}"),
             ("mfu", "mfu", "{:.0%}"),
         ):
-            if number in self.latest:
+            if self._all_shown and number in self.latest:
                 shown[name] = form.format(self.latest[number])
         return shown
 
@@ -193,8 +219,8 @@ class MetricLog:
         self.latest.update(values | numbers)
         if self._job.rank != 0:
             return
-        words = "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
-        log.info("step %d  %s%s", step, words, f"  ({told})" if (told := in_words(numbers)) else "")
+        short, rest = _in_a_line(step, values, numbers)
+        log.info("%s%s", short, f"  ({', '.join(rest)})" if rest else "", extra={"short": short})
         values = values | {name: numbers[name] for name in NUMBERS if name in numbers}
         values |= {"elapsed_seconds": round(when.elapsed, 3)}
         # JSON has no NaN or infinity: null keeps the file readable by everything.
@@ -207,14 +233,39 @@ class MetricLog:
             if not self._warned:
                 log.warning("metrics are no longer written to %s: %s", self._path, error)
             self._warned = True
-        assert self._tracker is not None
-        self._tracker.put((step, values))
+        assert self._trackers is not None
+        self._trackers.numbers(step, values)
 
-    def close(self) -> None:
-        """Write the rest; gives a tracker that hangs five seconds and no more."""
+    def drawn(self, step: int, path: Path) -> None:
+        """Give the trackers the pictures and texts that `draw` of sample.py has written, by rank 0, as `path`*.
+
+        Each has the name `samples`, with what its file's name has after that of `path`.
+        """
+        if self._trackers is not None:
+            files = sorted(file for file in path.parent.glob(f"{path.name}*") if file.suffix in (".png", ".txt"))
+            self._trackers.drawn(step, [(f"samples{file.stem.removeprefix(path.name)}", file) for file in files])
+
+    def close(self, verdict: Verdict | None = None) -> None:
+        """Write the rest, and how it ended; gives trackers that hang five seconds and no more."""
         self.flush()
-        if self._tracker is not None:
-            self._tracker.close()
+        if self._trackers is not None:
+            self._trackers.end(verdict or Verdict(DONE, "benign", "training is done"))
+            self._trackers.close()
+
+
+def _in_a_line(step: int, values: dict[str, float], numbers: dict[str, float]) -> tuple[str, list[str]]:
+    """What a line begins with: step, losses, speed, learning rate, and metrics of the user's own; and the rest.
+
+    Steps that were skipped are told as soon as there are any.
+    """
+    losses = sorted((name for name in values if name.endswith("loss")), key=lambda name: (name != "loss", name))
+    told = {name for name, value in values.items() if name == "nonfinite_steps" and value}
+    asked_for = {name for name in values if name.endswith(DIAGNOSTIC)} - told
+    own = sorted(set(values) - set(losses) - asked_for)
+    words = {name: f"{name} {value:.4g}" for name, value in values.items()}
+    more = in_words({name: number for name, number in numbers.items() if name not in LED_BY})
+    begin = [f"step {step}", *(words[name] for name in losses), *leading(numbers), *(words[name] for name in own)]
+    return "  ".join(begin), [*(words[name] for name in sorted(asked_for)), *([more] if more else [])]
 
 
 @dataclass(frozen=True)
@@ -226,59 +277,3 @@ class _Line:
     event: torch.cuda.Event | None  # after which they have arrived
     began: Moment
     learning_rate: float | None
-
-
-class _Tracker:
-    """TensorBoard or W&B in a thread of their own, behind a bounded queue: whatever they do, training goes on."""
-
-    def __init__(self, kind: str, run_dir: Path) -> None:
-        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(maxsize=1000)
-        self._kind, self._run_dir, self._dead = kind, run_dir, kind == "none"
-        self._thread = threading.Thread(target=self._write_all, name="tracker", daemon=True)
-        if not self._dead:
-            self._thread.start()
-
-    def put(self, entry: tuple[int, dict[str, float]] | None) -> None:
-        """Hand over (step, values), or None as the end."""
-        if self._dead:
-            return
-        try:
-            self._queue.put_nowait(entry)
-        except queue.Full:
-            self._give_up("it has taken no values for a long time")
-
-    def close(self) -> None:
-        if not self._dead:
-            self.put(None)
-            self._thread.join(timeout=5)
-
-    def _give_up(self, why: object) -> None:
-        self._dead = True
-        log.warning("%s is switched off: %s. Metrics still go to metrics.jsonl.", self._kind, why)
-
-    def _write_all(self) -> None:
-        try:
-            add, finish = _open_tracker(self._kind, self._run_dir)
-            while (entry := self._queue.get()) is not None:
-                add(*entry)
-            finish()
-        except Exception as error:  # a logger may fail in any way, and none of them may end training
-            self._give_up(f"{type(error).__name__}: {error}")
-
-
-def _open_tracker(kind: str, run_dir: Path) -> tuple[Any, Any]:
-    if kind == "wandb":
-        import wandb
-
-        project = os.environ.get("WANDB_PROJECT", __name__.split(".")[0])
-        run = wandb.init(project=project, dir=run_dir, id=run_dir.name, resume="allow")
-        return (lambda step, values: run.log(values, step=step)), run.finish
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    writer = SummaryWriter(str(run_dir / "tensorboard"))
-
-    def add(step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return add, writer.close

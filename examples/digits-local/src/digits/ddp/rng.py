@@ -6,6 +6,8 @@ import os
 import random
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,3 +58,29 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+
+
+@contextmanager
+def draws_of(*numbers: int, put_back: bool = True) -> Iterator[None]:
+    """What the block draws on the CPU, with torch, random or numpy.random, follows from `numbers` alone.
+
+    Not `torch.manual_seed`, which would seed the GPUs' generators as well, in the middle of training (torch/random.py).
+
+    Args:
+        put_back: leave the generators as they were before the block; there is no need in a loader's worker.
+    """
+    seed = zlib.crc32(repr(numbers).encode())
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    before = (random.getstate(), torch.get_rng_state(), numpy.get_state() if numpy else None) if put_back else None
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if numpy:
+        numpy.seed(seed)
+    try:
+        yield
+    finally:
+        if before:
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+        if before and numpy:
+            numpy.set_state(before[2])

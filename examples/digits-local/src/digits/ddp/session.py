@@ -41,6 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
+from .profiling import profiled
 from .report import outcome, report, silence
 from .rng import make_deterministic
 from .same.buffers import check_network
@@ -51,7 +52,7 @@ from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
 from .start.launcher import Place, attempt, detect
-from .start.logs import Rows, describe, log_to_console, log_to_file, say_last
+from .start.logs import Rows, describe, log_to_console, log_to_file, say_last, show_whole_lines
 from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
 from .start.settings import RunSettings
@@ -123,6 +124,7 @@ def session(
     run = run.model_copy(update={"dir": run.dir.absolute()})  # whatever directory user code goes to
     place = _place_or_exit(run)
     log_to_console(place)
+    show_whole_lines(logs.console == "full")
     try:
         faults.parse(os.environ.get("DDP_FAULTS", ""))
         flags = StopFlags(preempt)
@@ -156,7 +158,7 @@ def session(
         drift = Drift(job) if run.compare_replicas and job.world_size > 1 else None
         agreement = Agreement(job, flags, preempt.poll_s, drift, look_at_checkpoints, warn_of_checkpoints)
         metrics = MetricLog(job, directory, logs)
-        with finished_at_the_end(job):
+        with finished_at_the_end(job), profiled(job, directory, logs):
             yield Session(job, directory, flags, agreement, metrics)
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
@@ -170,7 +172,7 @@ def session(
         _fail(monitor, job, directory, error)
     try:
         with phase("shutdown"):
-            metrics.close()
+            metrics.close(verdict)
             if dist.is_initialized():
                 meet(job)  # still watched: a rank that dies here is named, too
     except BaseException as error:

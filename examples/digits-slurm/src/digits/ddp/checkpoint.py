@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import pickle
 import time
 from collections.abc import Iterator, Mapping
@@ -19,14 +20,16 @@ import torch.distributed as dist
 from pydantic import BaseModel, Field
 
 from .agree import from_rank0, gather
-from .errors import CheckpointFailed, RunFailed, StopRequested
+from .errors import CheckpointFailed, ConfigError, RunFailed, StopRequested
 from .guard import Progress, on_rank0
 from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
 from .rng import random_state, restore_random_state
 from .saving import directory, mounts, snapshot, writer
+from .saving.best import METRIC, Rating, best_of
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
+from .summary import tell_summary
 from .trace.heartbeat import phase, progress
 
 log = logging.getLogger("ddp")
@@ -37,6 +40,7 @@ class CheckpointSettings(BaseModel, extra="forbid"):
 
     every_steps: int = Field(500, ge=1, description="optimiser steps between two checkpoints")
     keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
+    keep_best: bool = Field(False, description="the best one by METRIC of evaluate.py stays, too: one more on disk")
 
 
 Objects = dict[str, Stateful]  # name in the checkpoint -> what it holds
@@ -82,8 +86,22 @@ class _Saved:
     in_flight: bool
 
 
+@dataclass
+class _Watched:
+    """The metric by which a checkpoint is the best, and what the last evaluation has found."""
+
+    name: str
+    higher_is_better: bool
+    step: int = -1  # of the last evaluation
+    rating: Rating | None = None  # None if it was NaN or infinite
+    is_best: bool = False  # whether it is better than all before, and not saved yet
+
+
+_watched: list[_Watched] = []  # on every rank: one at most, where the best checkpoint is kept
+_on_its_way: list[Rating] = []  # on rank 0: that of the checkpoint that was last given to the writer
 _in_flight: list[int] = []  # on every rank: the step of the checkpoint that is being written beside training
 _to_copy: list[tuple[Objects, int]] = []  # on rank 0: what checkpoints will hold, and the step it began with
+_resumed: list[int] = []  # on every rank: the step of the checkpoint that was loaded last
 _said: set[str] = set()
 _told: set[str] = set()  # on every rank: warnings that have come by one of their two ways, see `warn`
 
@@ -108,6 +126,8 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
         rng = gather(job, random_state(job.device))
         warn_of_own_states(job, objects)
     payload: dict[str, Any] = {"format": directory.FORMAT, "counters": dict(counters), "rng": rng}
+    if rating := _rating_to_save(step):
+        payload[METRIC] = rating.as_json()
     if job.rank == 0:  # replicas are equal on all ranks; only rank 0 needs to copy them
         payload["objects"] = {name: item.state_dict() for name, item in objects.items()}
         payload["orders"] = parameter_orders(objects)
@@ -128,6 +148,65 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
         if must:
             raise CheckpointFailed(f"the checkpoint of step {step} could not be written: {saved.problem}")
     return not saved.problem
+
+
+def keep_best(evaluation: Any) -> None:
+    """From now on the best checkpoint stays beside the newest; see `rate` and `is_best`. Every rank must call it.
+
+    Args:
+        evaluation: the project's evaluate.py: `METRIC`, the name of the number to watch, and `HIGHER_IS_BETTER`.
+
+    Raises:
+        ConfigError: one of them is missing. Which direction is better is not guessed from a name.
+    """
+    name, higher = getattr(evaluation, "METRIC", None), getattr(evaluation, "HIGHER_IS_BETTER", None)
+    if not isinstance(name, str) or not isinstance(higher, bool):
+        missing = "HIGHER_IS_BETTER, True or False" if isinstance(name, str) else "METRIC, the name of a metric"
+        remedy = "write it there, below the imports, or set checkpoint.keep_best to false"
+        raise ConfigError(f"checkpoint.keep_best is on, and evaluate.py does not have {missing}", remedy)
+    _watched[:] = [_Watched(name, higher)]
+
+
+def rate(job: Job, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Take note of an evaluation of the weights of `step`, if the best is kept. Every rank must call it.
+
+    A checkpoint of this step will have the metric in its manifest. NaN and infinity are never the best.
+    """
+    for watched in _watched:
+        value = float(metrics.get(watched.name, math.nan))
+        watched.step = step
+        watched.rating = Rating(watched.name, value, watched.higher_is_better) if math.isfinite(value) else None
+        with phase("checkpoint"):  # one decision for all, even if the ranks should have measured different values
+            watched.is_best = from_rank0(job, job.rank == 0 and _beats_all(watched, run_dir / "checkpoints"))
+        if watched.name not in metrics and watched.name not in _said:
+            _said.add(watched.name)
+            _warn(job, f"no checkpoint is the best: evaluate() has returned no {watched.name}, which METRIC names")
+
+
+def is_best(step: int) -> bool:
+    """Whether the weights of `step` are the best that were evaluated, and not saved yet. The same on all ranks."""
+    return any(watched.is_best and watched.step == step for watched in _watched)
+
+
+def _beats_all(watched: _Watched, root: Path) -> bool:
+    """On rank 0: whether what was evaluated last is better than all that is on the disk, or on its way there."""
+    flying = list(_on_its_way) if writer.in_flight() else []  # looked at first: a moment later it may be on the disk
+    found = best_of(directory.checkpoints(root))
+    before = [*([found[1]] if found else []), *flying]
+    mine = watched.rating
+    if mine is None or not all(mine.beats(other) for other in before):
+        return False
+    log.info("%s %.6g at step %d is the best so far", mine.name, mine.value, watched.step)
+    return True
+
+
+def _rating_to_save(step: int) -> Rating | None:
+    """What is known of the weights of `step`, which are about to be saved."""
+    rating = next((each.rating for each in _watched if each.step == step), None)
+    for watched in _watched:
+        watched.is_best = False
+    _on_its_way[:] = [rating] if rating else []
+    return rating
 
 
 def finish(job: Job) -> bool:
@@ -225,14 +304,16 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
     if isinstance(name, Refusal):
         raise name.error()
     if name is None:
-        _begin(job, objects, 0)
+        _begin(job, run_dir, objects, 0)
         return None
     path = root / name
     payload = found.pop(name) if found else _read_as_rank0_has(job, path)
     fill(objects, payload["objects"], path, payload.get("orders"))
     if job.rank < len(payload["rng"]):
         restore_random_state(payload["rng"][job.rank], job.device)
-    _begin(job, objects, payload["counters"].get("step", 0))
+    step = payload["counters"].get("step", 0)
+    _begin(job, run_dir, objects, step)
+    _resumed[:] = [step]
     log.info("resumed from %s", path)
     return dict(payload["counters"])
 
@@ -242,13 +323,26 @@ def set_aside(job: Job, run_dir: Path, objects: Objects | None = None) -> None:
 
     `objects` are those that will be saved: the first evaluation sees whether they are the same on all ranks.
     """
-    _begin(job, objects or {}, 0)
+    _begin(job, run_dir, objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
     on_rank0(job, "set-aside", lambda _progress: directory.checkpoints(root) and root.rename(kept))
 
 
-def _begin(job: Job, objects: Objects, step: int) -> None:
+def resumed_at() -> int | None:
+    """The step of the checkpoint that this process has loaded last, None if it has loaded none."""
+    return _resumed[-1] if _resumed else None
+
+
+def let_go(job: Job) -> None:
+    """Of what checkpoints hold, so that its memory is free. Every rank must call it; `load` takes up the next."""
+    finish(job)
+    remember({}, 0)
+    _to_copy.clear()
+
+
+def _begin(job: Job, run_dir: Path, objects: Objects, step: int) -> None:
     """Training goes on from `step`, and checkpoints will hold `objects`."""
+    tell_summary(job, run_dir, objects)
     remember(objects, step)
     _to_copy[:] = [(objects, step)] if job.rank == 0 else []
 
@@ -281,12 +375,14 @@ def _write(
             log.info("training stands still while a checkpoint is written: %s", frozen)
             _said.add(frozen)
         told = mounts.naming(lambda text: note(f"checkpoint of step {step}: {text}"), root)
-        return directory.write(root, payload, keep, told), False
+        return directory.write(root, payload, keep, told, keep_best=bool(_watched)), False
     whole = payload | {"objects": frozen.state}
     stood_s = time.monotonic() - began
 
     def work(note: Progress) -> str | None:
-        problem = directory.write(root, whole, keep, mounts.naming(note, root), frozen.block.holds)
+        problem = directory.write(
+            root, whole, keep, mounts.naming(note, root), frozen.block.holds, keep_best=bool(_watched)
+        )
         if problem is None:
             still = "" if must else f", beside training, which stood still for {stood_s:.2f} s"
             log.info("checkpoint of step %d written in %.1f s%s", step, time.monotonic() - began, still)

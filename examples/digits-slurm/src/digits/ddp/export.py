@@ -21,7 +21,6 @@ import argparse
 import ast
 import json
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -36,19 +35,19 @@ import yaml
 
 from .errors import CONFIG, ConfigError
 from .restore import WRAPPED
-from .saving import directory
+from .saving.chosen import CHOICES, read_chosen
 from .start.logs import SETTINGS
 from .start.settings import leaves
-from .storable import not_loadable
 
 WEIGHTS = "weights.safetensors"
 
 
-def export(run_dir: Path, to: Path, name: str = "") -> str:
-    """Write the weights of the newest complete checkpoint, and the settings of the last start, to the directory `to`.
+def export(run_dir: Path, to: Path, name: str = "", which: str = "last") -> str:
+    """Write the weights of a checkpoint, and the settings of the last start, to the directory `to`.
 
     Args:
         name: what of the checkpoint; by default the averaged weights if there are any, else the model's.
+        which: `last`, the newest that is whole; `best`, by the metric that was evaluated; or a step.
 
     Returns: a line that says what was written, and another one if something was left out. The run is not changed, and
         may be going on.
@@ -60,13 +59,8 @@ def export(run_dir: Path, to: Path, name: str = "") -> str:
         import safetensors  # noqa: F401 (before the checkpoint is read)
     except ImportError as error:
         raise ConfigError("safetensors is not installed", "pip install safetensors") from error
-    try:
-        found = directory.read_newest(run_dir / "checkpoints", lambda _note: None, rename=False)
-    except pickle.UnpicklingError as error:
-        raise not_loadable(run_dir / "checkpoints", error) from error
-    if found is None:
-        raise ConfigError(f"{run_dir} has no complete checkpoint", "give the directory of a run: runs/<id>")
-    step, objects = found[1]["counters"]["step"], found[1]["objects"]
+    _, payload = read_chosen(run_dir, which, lambda _note: None)
+    step, objects = payload["counters"]["step"], payload["objects"]
     name = name or ("average" if "average" in objects else "model")
     if name not in objects:
         raise ConfigError(f"the checkpoint holds no {name}", f"choose with --of: {', '.join(objects)}")
@@ -199,10 +193,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="directory of a run: runs/<id>")
     parser.add_argument("--to", type=Path, help="directory for the two files; export/ in the run by default")
+    parser.add_argument("--checkpoint", default="last", metavar="WHICH", help=f"{CHOICES}; last by default")
     parser.add_argument("--of", default="", help="what of the checkpoint: average if there is one, else model")
     options = parser.parse_args()
     try:
-        print(export(options.run, options.to or options.run / "export", options.of))
+        print(export(options.run, options.to or options.run / "export", options.of, options.checkpoint))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return CONFIG

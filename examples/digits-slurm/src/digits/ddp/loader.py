@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar, cast
@@ -46,6 +46,10 @@ class LoaderSettings(BaseModel, extra="forbid"):
         "forkserver", description="fork is unsafe once NCCL runs (torch/nn/parallel/distributed.py)"
     )
     uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop data: all ranks make equal steps")
+    eval_batches: int = Field(0, ge=0, description="batches that each rank evaluates, at most, always the same; 0: all")
+    seed_samples: bool = Field(
+        False, description="what a sample draws follows from run.seed, epoch and index: exact resume with workers"
+    )
 
 
 def make_loader(
@@ -64,7 +68,9 @@ def make_loader(
 ) -> DataLoader[T]:
     """A DataLoader of this rank's shard of `dataset`; `batch_size` is a rank's. All ranks must call it.
 
-    Training loaders have equally many batches on every rank; evaluation loaders show each sample once.
+    Training loaders have equally many batches on every rank; evaluation loaders show each sample once. With
+    `settings.eval_batches`, evaluation has that many batches of each rank at most: of a map-style data set, samples
+    evenly spread over it, of a stream its first ones.
 
     A map-style data set is shuffled for training, and each rank reads its own samples only. If it has `lengths` (one
     number a sample), the samples of a step are about equally long on all ranks; if it has `collate(samples)`, that
@@ -77,6 +83,10 @@ def make_loader(
     own. Its order is its own business: if it has `set_epoch(epoch)`, that is called before each epoch. For a stream
     that is slow to read, let the data set itself yield this rank's samples (and in a worker, of `get_worker_info`, that
     worker's), and say `sharded=True`; then `uneven` repeats or drops batches.
+
+    What samples draw at random, such as augmentation, comes from the default generators, in the order of reading. With
+    workers that order is not known, so a run that was stopped within an epoch draws others than if it had gone on; with
+    `settings.seed_samples` each sample of a map-style data set draws by `seed`, epoch and index.
 
     `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
     `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
@@ -94,6 +104,7 @@ def make_loader(
     _compare_lengths(dataset, job, what, settings.uneven, sharded, least)
     workers = fitting_workers(settings.workers, job, settings.prefetch, settings.batch_mb)
     uneven = settings.uneven if train else "keep"
+    most = 0 if train else settings.eval_batches * batch_size * job.world_size
     located: Located[T] | LocatedStream[T]
     if train:
         warn_of_generators(dataset, job, workers)
@@ -102,12 +113,17 @@ def make_loader(
     sampler: GlobalOrder | None = None
     if isinstance(dataset, IterableDataset):
         located = LocatedStream(dataset, job, workers, seed, batch_size, uneven, sharded)
+        located.most = 0 if train else settings.eval_batches
+        if located.most:
+            log.info("evaluation reads %d batches of each rank at most (loader.eval_batches)", located.most)
         located.compared = sharded or not compare or job.world_size == 1
         located.given.compared = not (sharded and compare and train)
     else:
         if compare:
             compare_samples(dataset, job, what, workers, settings.start_method)
         length = len(cast(Any, dataset))
+        if 0 < most < length:
+            log.info("evaluation takes %d of %d samples, evenly spread (loader.eval_batches)", most, length)
         if train and length < batch_size * job.world_size:
             many = f"{job.world_size} x {batch_size} samples" if job.world_size > 1 else f"{batch_size} samples"
             text = "a batch of %s is more than the data set has, %d: each step trains on all of it"
@@ -117,9 +133,9 @@ def make_loader(
         else:
             lengths = lengths_of(dataset)
             sampler = GlobalOrder(
-                length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size
+                length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size, most=most
             )
-        located = Located(dataset, job, workers)
+        located = Located(dataset, job, workers, seed if settings.seed_samples else None)
     return DataLoader(
         located,
         batch_size=batch_size,
@@ -192,7 +208,8 @@ def _common(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int)
     """As many on every rank, but for evaluation."""
     located = loader.dataset
     if not isinstance(located, LocatedStream) or located.uneven == "keep":
-        yield from _own(loader, job, epoch, start, begun)
+        most = getattr(located, "most", 0) or None
+        yield from islice(_own(loader, job, epoch, start, begun), most)
         return
     # A sharded stream begins from its beginning, and may well differ in length between ranks.
     begin_at, skipped = (0, start // (located.batch * job.world_size)) if located.sharded else (start, 0)
@@ -210,6 +227,8 @@ def _own(loader: DataLoader[T], job: Job, epoch: int, start: int, begun: int = 0
     if isinstance(order, GlobalOrder):
         order.begun = begun or order.begun
     order.set_epoch(epoch, start)
+    if isinstance(located, Located):
+        located.epoch = epoch
     if loader.generator is not None:
         loader.generator.manual_seed(order.seed + epoch * job.world_size + job.rank)
     keep_protection(loader, job.rank)
@@ -245,3 +264,17 @@ def endless(
             used += size
             yield {"epoch": epoch, "used": used, "begun": begun}, batch
         epoch, start, begun = epoch + 1, 0, size
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return `batch` with its tensors on `device`: one, or those in tuples, lists (which become lists) and dicts.
+
+    What is no tensor, like names, stays as it is. From pinned memory, as the loader has it, the copy does not wait.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(part, device) for name, part in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [to_device(part, device) for part in batch]
+    return batch

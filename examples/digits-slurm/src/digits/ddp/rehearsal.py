@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from .trace.heartbeat import phase, progress
 log = logging.getLogger("ddp")
 T = TypeVar("T")
 CPU = torch.device("cpu")
+_rehearsals = count()
 _of_longest: list[bool] = []  # set where the rehearsal has another batch than a usual one: it counts for no step
 
 
@@ -174,11 +176,12 @@ def _tell(job: Job, found: list[tuple[float, float, float]]) -> None:
 def _wait_for_all(job: Job) -> None:
     """On the store, so that one rank may compile for longer than a collective may take."""
     store, size, spoke = job.store, job.world_size, time.monotonic()
-    ready = store.add("rehearsal", 1)
+    key = f"rehearsal/{next(_rehearsals)}"  # a process may rehearse more than one model
+    ready = store.add(key, 1)
 
     def all_ready() -> bool:
         nonlocal ready, spoke
-        before, ready = ready, store.add("rehearsal", 0)
+        before, ready = ready, store.add(key, 0)
         if ready != before:
             progress(f"{ready} of {size} ranks are ready")
         if time.monotonic() - spoke > 10:

@@ -39,7 +39,10 @@ class GlobalOrder(Sampler[int]):
         uneven: str,
         lengths: Sequence[int] | None = None,
         batch: int = 1,
+        most: int = 0,
     ) -> None:
+        self.whole = length  # of the data set: with `most`, fewer samples are taken, evenly spread over it
+        length = min(length, most or length)
         self.length, self.rank, self.world_size = length, job.rank, job.world_size
         self.seed, self.shuffle, self.uneven = seed, shuffle, uneven
         self.lengths, self.begun = lengths, batch * job.world_size
@@ -51,6 +54,8 @@ class GlobalOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = torch.arange(self.length)
+        if self.length < self.whole and not self.shuffle:
+            order = order * self.whole // self.length
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.length, generator=generator)
@@ -117,7 +122,7 @@ class LocatedStream(IterableDataset[T]):
     ) -> None:
         self.inner, self.rank, self.world_size = inner, job.rank, job.world_size
         self.seed, self.batch, self.uneven, self.sharded = seed, batch, uneven, sharded
-        self.start = 0
+        self.start = self.most = 0  # most: batches of evaluation, 0 is all
         self.reading = Reading(type(inner).__name__, "sample", job, workers)
         self.beginning, self.compared = Beginning(), False
         self.given = Given(workers)

@@ -53,6 +53,17 @@ def values(store: dist.Store, keys: list[str], complete: bool = False) -> list[b
     return found
 
 
+def may_be_silent(store: dist.Store, rank: int, limit_s: float) -> None:
+    """Tell the others that this rank may send no beat for so long; 0 takes it back."""
+    store.set(f"silent/{rank}", f"{limit_s:g}")
+
+
+def allowed_silence(store: dist.Store, rank: int) -> float:
+    """Seconds for which this rank has said that it may be silent."""
+    key = f"silent/{rank}"
+    return float(store.get(key)) if store.check([key]) else 0.0
+
+
 class Beats:
     """The counters of `ranks`: `silent` names those that stand still for `silent_s` seconds."""
 
@@ -69,7 +80,9 @@ class Beats:
         for rank, beat in zip(self._ranks, found, strict=True):
             if rank not in self._seen or self._seen[rank][0] != beat:
                 self._seen[rank] = (beat, now)
-        return [rank for rank in self._ranks if now - self._seen[rank][1] > self._silent_s]
+        still = {rank: now - self._seen[rank][1] for rank in self._ranks}
+        quiet = [rank for rank in self._ranks if still[rank] > self._silent_s]
+        return [rank for rank in quiet if still[rank] > allowed_silence(self._store, rank)]
 
 
 def states(store: dist.Store, ranks: Iterable[int]) -> list[RankState]:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,9 +23,13 @@ from .elastic import tell_torchrun
 from .launcher import attempt
 from .logs import TypedRows, say_last
 from .owner import held_by_another
+from .shortened import FLAG, shortened
 
 # Read by the plumbing, but no settings: they describe one start, not the run.
 OTHER_VARIABLES = {"DDP_FAULTS", "DDP_ATTEMPT", "DDP_WALLTIME_END"}
+
+# Other spellings on the command line: option -> the setting, and its value where none is given (if it needs none).
+SPELLINGS = {FLAG: ("--train.fast_dev_run", ["4"]), "--profile": ("--log.profile", [])}
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -58,7 +63,7 @@ def load_settings(
     try:
         if strict_variables:
             _refuse_unknown_variables(settings_class)
-        return _load(settings_class, sys.argv[1:] if argv is None else argv)
+        return read_settings(settings_class, sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         say_last(f"error: {error}")
         verdict = Verdict(CONFIG, "bad_settings", str(error), phase="init", step=0)
@@ -70,15 +75,40 @@ def load_settings(
         raise SystemExit(CONFIG) from None
 
 
-def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
+def settings_over(
+    settings_class: type[S], below: Mapping[str, Any], where: str, argv: Sequence[str]
+) -> tuple[S, dict[str, str]]:
+    """Variables and command line over the values `below`, by section, in the place of a file; `where` they are from.
+
+    Returns: as `load_settings`.
+
+    Raises:
+        ConfigError: something is wrong. Nothing is written anywhere.
+    """
+    _refuse_unknown_variables(settings_class)
+    return _merge(settings_class, (where, below), argv)
+
+
+def read_settings(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, str]]:
+    """What `load_settings` returns.
+
+    Raises:
+        ConfigError: something is wrong. Nothing is written anywhere.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="configs/train.yaml")
-    first, rest = parser.parse_known_args(argv)
+    first, rest = parser.parse_known_args(_spelled_out(argv))
     file = first.config if first.config != parser.get_default("config") else _default_file(settings_class, first.config)
+    return _merge(settings_class, (file or "no file", {} if file is None else _read_yaml(Path(file))), rest)
+
+
+def _merge(
+    settings_class: type[S], lowest: tuple[str, Mapping[str, Any]], argv: Sequence[str]
+) -> tuple[S, dict[str, str]]:
     layers = [
-        (file or "no file", {} if file is None else _read_yaml(Path(file))),
+        lowest,
         ("environment", EnvSettingsSource(settings_class)()),
-        ("command line", _read_command_line(settings_class, rest)),
+        ("command line", _read_command_line(settings_class, argv)),
     ]
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -90,9 +120,37 @@ def _load(settings_class: type[S], argv: Sequence[str]) -> tuple[S, dict[str, st
                 target = target.setdefault(key, {})
             target[path[-1]] = value
     try:
-        return settings_class(**merged), origin
+        settings = settings_class(**merged)
+        small = getattr(sys.modules[settings_class.__module__], "FAST_DEV_RUN", {})
+        for (section, key), value in shortened(settings.model_dump(), small).items():
+            merged.setdefault(section, {})[key] = value
+            origin[f"{section}.{key}"] = FLAG
+            settings = settings_class(**merged)
     except ValidationError as error:
         raise _refusal(error, origin, settings_class) from None
+    _refuse_steps_that_never_come(settings)
+    return settings, origin
+
+
+def _spelled_out(arguments: Sequence[str]) -> list[str]:
+    """`--fast-dev-run` and `--profile 100:110` as the settings that they stand for."""
+    found = list[str]()
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        option, equals, value = word.partition("=")
+        setting, default = SPELLINGS.get(option, (option, list[str]()))
+        found.append(f"{setting}{equals}{value}")
+        if not equals and following.startswith("--"):
+            found += default
+    return found
+
+
+def _refuse_steps_that_never_come(settings: BaseSettings) -> None:
+    """A profile of steps behind the last one: it would be missed only hours later."""
+    steps = getattr(getattr(settings, "train", None), "steps", None)
+    last = getattr(getattr(settings, "log", None), "profile_steps", (0, 0))[1]
+    if isinstance(steps, int) and last > steps:
+        problem = f"log.profile: the run has {steps} steps (train.steps), and the profile ends after {last}"
+        raise ConfigError(problem, f"give a range that ends at {steps} at the latest: --profile FIRST:LAST")
 
 
 def settings_table(settings: BaseSettings, origin: Mapping[str, str]) -> TypedRows:

@@ -17,6 +17,7 @@ from typing import IO, NoReturn
 
 import torch.distributed as dist
 
+from .. import trackers
 from ..kinds import Verdict
 from ..polling import poll
 from ..rank_state import RankState
@@ -60,7 +61,7 @@ def end(
         threading.Event().wait()  # for ever: the other thread is ending the process
     beat_s = job.clocks.beat_s
     # From here on nothing may hold the exit up: not the store, not a dead file system.
-    faulthandler.dump_traceback_later(20 * beat_s, exit=True, file=stacks)
+    faulthandler.dump_traceback_later(23 * beat_s, exit=True, file=stacks)
     silence_console()  # another thread may hold it, and wait for a reader
     for child in multiprocessing.active_children():
         child.kill()  # loader workers, which may be stuck
@@ -82,6 +83,7 @@ def end(
         log.warning("the store no longer answers: this rank reports what it knows by itself")
         known = dist.HashStore()
         records.publish(job, known, siblings, verdict)  # with the phases of all ranks of this host
+    trackers.end_with(verdict)
     write_heartbeat(job, run_dir)
     tell_torchrun(verdict, job.place, stack, time.time() - (time.monotonic() - beat.progress_at))
     if not mine:
@@ -133,6 +135,7 @@ def _leave_together(job: Job, store: dist.Store, verdict: Verdict, author: bool,
     except RuntimeError:
         log.warning("the store went away while this rank was leaving")
     writer.let_finish(5 * job.clocks.beat_s)
+    trackers.close(3 * job.clocks.beat_s)
     os._exit(verdict.exit_code)
 
 

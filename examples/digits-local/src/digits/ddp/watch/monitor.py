@@ -27,7 +27,7 @@ from ..report.silence import last_words
 from ..report.timeline import Rang
 from ..start.board import Beats, answers, beat_interval, post, send_beat
 from ..start.groups import Job, connect_store
-from ..trace.heartbeat import beat, detailed, line, snapshot
+from ..trace.heartbeat import beat, detailed, line, on_held, snapshot
 from ..trace.phases import phases
 from .exits import tell_exits
 from .leave import end, with_last_entry, write_heartbeat
@@ -123,6 +123,7 @@ class HeartbeatThread(threading.Thread):
         self._beats = self._beat_slot = self._look_slot = 0
         self._spoke = self._compared = time.monotonic()
         self._previous = list[RankState]()  # states at the last comparison
+        self._step = 0  # at the last line
         self.answer_by = float("inf")  # until when the request under way must be answered
 
     def run(self) -> None:
@@ -187,10 +188,16 @@ class HeartbeatThread(threading.Thread):
             post(self._store, f"slow {found.reason}. Training goes on")
 
     def _speak(self) -> None:
-        """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers."""
+        """Every `heartbeat_s`: a line, a file, and the state, in which rank 0 looks for stragglers.
+
+        The console has lines of metrics while steps are made: there the line is for when none was.
+        """
         job, run_dir = self._shared.job, self._shared.run_dir
         self._spoke = time.monotonic()
-        log.info("%s", line(self._shared.state()), extra={"file_only": job.rank != 0})
+        now = self._shared.state()
+        console = {"short": ""} if now.step != self._step else {}
+        log.info("%s", line(now), extra={"file_only": job.rank != 0, **console})
+        self._step = now.step
         write_heartbeat(job, run_dir)
         slow = beat.pace.take_notes()
         if self._spoke - self._compared >= self._heartbeat_s * (job.world_size // 1000):  # from 2000 ranks on: rarely
@@ -258,14 +265,15 @@ class WatchdogThread(threading.Thread):
         job = self._shared.job
         while not self._shared.stopping.wait(job.clocks.beat_s) and not self._shared.failing.is_set():
             self.arm()
-            if time.monotonic() > self._heartbeats.answer_by:
+            if time.monotonic() > max(self._heartbeats.answer_by, beat.held_until):
                 self._shared.rang = Rang("silent_s", job.clocks.silent_s, microseconds())
                 # The store may live on for others, across a cut link: they know better which host has vanished.
                 self._shared.store_lost(f"no answer within {job.clocks.silent_s:g} s", len(set(job.hosts)) == 1)
 
     def arm(self) -> None:
-        """From now on, `clocks.silent_s` without Python code end the process."""
-        faulthandler.dump_traceback_later(self._shared.job.clocks.silent_s, exit=True, file=self._shared.stacks)
+        """From now on, `clocks.silent_s` without Python code end the process, or more where that is announced."""
+        limit_s = max(self._shared.job.clocks.silent_s, beat.held_until - time.monotonic())
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=self._shared.stacks)
 
 
 class Monitor:
@@ -293,6 +301,7 @@ class Monitor:
     def start(self) -> None:
         """Begin to watch."""
         self._watchdog.arm()
+        on_held.append(self._watchdog.arm)
         self._shared.publish(self._store)
         write_heartbeat(self._shared.job, self._shared.run_dir)  # if all are killed before the next, it is all there is
         for thread in self._threads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from ..errors import DataFailed
 from ..faults import inject_worker
+from ..rng import draws_of
 from ..start.groups import Job
 
 T = TypeVar("T")
@@ -50,17 +51,26 @@ class Reading:
 
 
 class Located(Dataset[T]):
-    """A map-style data set that remembers which index each worker reads."""
+    """A map-style data set that remembers which index each worker reads.
 
-    def __init__(self, inner: Dataset[T], job: Job, workers: int) -> None:
-        self.inner = inner
+    With a `seed`, what a sample draws follows from that, the epoch and its index, whoever reads it, and in what order.
+    """
+
+    def __init__(self, inner: Dataset[T], job: Job, workers: int, seed: int | None = None) -> None:
+        self.inner, self.seed = inner, seed
+        self.epoch = 0  # set before workers are started: each begins an epoch with a copy
         self.reading = Reading(type(inner).__name__, "index", job, workers)
 
     def __getitem__(self, index: int) -> T:
-        with self.reading.of(index):
+        with self.reading.of(index), self._drawing(index):
             sample = self.inner[index]
         self.reading.given.append(index)
         return sample
+
+    def _drawing(self, index: int) -> AbstractContextManager[None]:
+        if self.seed is None:
+            return nullcontext()
+        return draws_of(self.seed, self.epoch, index, put_back=get_worker_info() is None)
 
     def __len__(self) -> int:
         return len(cast(Any, self.inner))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import faults
+from .best import MANIFEST, METRIC, best_of
 from .hashed import PIECE, Checksums, HashedReader, HashedWriter
 
 log = logging.getLogger("ddp")
@@ -33,11 +34,20 @@ class Damaged(Exception):
     """The files of a checkpoint are not those that were written."""
 
 
-def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept = lambda _piece: False) -> str | None:
+def write(
+    root: Path,
+    payload: dict[str, Any],
+    keep: int,
+    note: Note,
+    kept: Kept = lambda _piece: False,
+    keep_best: bool = False,
+) -> str | None:
     """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible.
 
     Args:
+        keep: how many of the newest stay.
         kept: whether a piece of memory stays as it is meanwhile.
+        keep_best: whether the best one stays as well, by what `payload["metric"]` of each was.
     """
     aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"  # a requeued job may meet its predecessor
     step = payload["counters"]["step"]
@@ -59,7 +69,8 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept
             "torch": torch.__version__,
             "files": {STATE: {"bytes": state.bytes, "sha256": sums.sha256, "pieces": pieces}},
         }
-        with open(aside / "manifest.json", "w") as file:
+        manifest |= {METRIC: payload[METRIC]} if METRIC in payload else {}
+        with open(aside / MANIFEST, "w") as file:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -70,8 +81,11 @@ def write(root: Path, payload: dict[str, Any], keep: int, note: Note, kept: Kept
         shutil.rmtree(aside, ignore_errors=True)
         cause = state.error if state and state.error else error
         return f"{type(cause).__name__}: {cause}"
-    for old in checkpoints(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    there = checkpoints(root)
+    best = best_of(there) if keep_best else None
+    for old in there[:-keep]:
+        if best is None or old != best[0]:
+            shutil.rmtree(old, ignore_errors=True)
     return None
 
 
@@ -162,7 +176,7 @@ def _new_name(root: Path, step: int) -> str:
 def _expected(directory: Path) -> dict[str, tuple[int, Checksums]]:
     """Size and checksums of each file, by the manifest."""
     try:
-        files = json.loads((directory / "manifest.json").read_text())["files"]
+        files = json.loads((directory / MANIFEST).read_text())["files"]
         found = {str(name): (int(each["bytes"]), _checksums(each)) for name, each in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:  # 1e999; [[[[...
         raise Damaged(f"manifest.json: {error!r}") from error

@@ -42,18 +42,22 @@ def log_to_console(place: Place) -> None:
     """Everything of rank 0, and the warnings of the others with their rank and host."""
     handler = _ConsoleHandler()
     who = "" if place.rank == 0 else f"[rank {place.rank} {place.host}] "
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(mark)s%(message)s", "%H:%M:%S", defaults={"mark": ""}))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(mark)s%(shown)s", "%H:%M:%S"))
     handler.setLevel(logging.INFO if place.rank == 0 else logging.WARNING)
-    handler.addFilter(_to_be_shown)
+    handler.addFilter(handler.takes)
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False
 
 
-def _to_be_shown(record: logging.LogRecord) -> bool:
-    """Not what is for files only; a warning must not look like one of many lines of metrics."""
-    record.mark = "warning: " if record.levelno == logging.WARNING else ""
-    return not getattr(record, "file_only", False)
+def show_whole_lines(whole: bool) -> None:
+    """Whether the console gets all that the file gets, or the short form of the lines that have one.
+
+    A line's short form is its `extra={"short": text}`; "" is for the file only.
+    """
+    for handler in log.handlers:
+        if isinstance(handler, _ConsoleHandler):
+            handler.whole = whole
 
 
 def log_to_file(directory: Path, place: Place) -> None:
@@ -82,6 +86,7 @@ def describe(directory: Path, job: Job, rows: Rows) -> None:
     names = max((len(name) for name, _, _ in rows), default=0)
     settings = "\n".join(f"  {name:<{names}}  {value}  ({who})" for name, value, who in rows)
     log.info("run %s, attempt %d, settings:\n%s", directory, place.attempt, settings)
+    _warn_of_warmup(values or {})
     if changed:
         log.info("changed since the last start of this run: %s", ", ".join(changed))
     (directory / "settings.txt").write_text(settings + "\n")
@@ -108,6 +113,14 @@ def _changed(directory: Path, rows: Rows, job: Job) -> list[str]:
         size, now = len(re.findall(r"^rank \d+ host ", facts, re.MULTILINE)), len(job.hosts)
         return [*changed, *([f"world size {size} -> {now}"] if size != now else [])]
     return []
+
+
+def _warn_of_warmup(values: dict[str, Any]) -> None:
+    train = values.get("train") or {}
+    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
+    if 0 < steps <= warmup and not train.get("fast_dev_run"):
+        what = f"train.warmup_steps ({warmup}) is not below train.steps ({steps})"
+        log.warning("%s, so the learning rate never gets to its highest value: lower train.warmup_steps", what)
 
 
 def _compare_precision(directory: Path, rows: Rows) -> None:
@@ -149,6 +162,15 @@ def say_last(text: str) -> None:
 
 class _ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only in the stubs
     """Prints above the progress bar instead of through it. A console that fails is given up, training goes on."""
+
+    whole = False  # lines as they stand in the file
+
+    def takes(self, record: logging.LogRecord) -> bool:
+        """Not what is for files only; a warning must not look like one of many lines of metrics."""
+        record.mark = "warning: " if record.levelno == logging.WARNING else ""
+        short = None if self.whole else getattr(record, "short", None)
+        record.shown = record.getMessage() if short is None else short
+        return short != "" and not getattr(record, "file_only", False)
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm

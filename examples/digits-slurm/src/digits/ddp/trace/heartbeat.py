@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,11 +50,16 @@ class Beat:
     missing: list[str] = field(default_factory=list)  # parameters without a gradient after the last backward, on gloo
     lost: tuple[str, str] | None = None  # the call, and its lines, that failed because of another rank
     pace: Pace = field(default_factory=Pace)
+    held_until: float = 0.0  # until then no Python code need run in this process
     backward_s: float = 0.0  # seconds in `backward` up to the end of the last step
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 beat = Beat()
+at_step: list[Callable[[int], None]] = []  # told by `step_done` how many steps are done
+around: list[Callable[[str], AbstractContextManager[object]]] = []  # one at most: it shows a phase in a profile
+on_held: list[Callable[[], None]] = []  # called when `beat.held_until` is set
+_nothing = nullcontext()
 
 
 @contextmanager
@@ -71,7 +76,8 @@ def phase(name: str) -> Iterator[None]:
     _enter(name)
     try:
         faults.inject(name, beat.step)
-        yield
+        with around[0](name) if around else _nothing:
+            yield
     except BaseException as error:
         if _failed_in(error) is None:  # else in a phase inside this one
             error.failed_in_phase = name  # type: ignore[attr-defined]
@@ -158,6 +164,8 @@ def step_done(step: int, epoch: int) -> None:
             spent.watch.step_done()
         _keep_standing(after_backward=False)
     beat.pace.step_done(step, beat.seconds)
+    for tell in at_step:
+        tell(step)
 
 
 def collectives_issued(group: dist.ProcessGroup | None = None) -> int:

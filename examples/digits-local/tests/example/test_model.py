@@ -1,6 +1,6 @@
-"""Goes with the example in model.py and data.py: delete it with them, or write your own here.
+"""The model, its loss, its validation and its samples, in one process.
 
-The model, its loss, its validation and its samples, in one process.
+Goes with the example: delete the folder when you replace model.py, data.py, evaluate.py or sample.py.
 """
 
 from pathlib import Path

@@ -301,7 +301,7 @@ def test_inside_a_work_tree_nothing_is_committed(cli, work):
     git(work, "init", "--quiet")
     result = cli("new", "demo", "-y")
     assert result.exit_code == 0, result.output
-    assert f"note: {work.resolve()} is a git work tree" in result.stderr
+    assert "note: this directory is a git work tree" in result.stderr
     assert not (work / "demo" / ".git").exists()
 
 

@@ -227,7 +227,7 @@ def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset)
     child.expect(r"community, verified \d{4}-\d\d-\d\d, 16 months ago")
     child.expect_exact("WARNING")
     child.expect_exact("verified more than a year ago")
-    child.expect_exact("launcher=srun, gpus_per_node=6, cpus_per_task=7 (--set changes them)")
+    child.expect_exact("launcher=srun, gpus_per_node=6, cpus_per_task=7")
     for question in ["project_name", "package", "nodes", "qos", "partition", "walltime", "account", "modules"]:
         ask(child, question, ENTER)
     for question in ["max_restarts", "collective_timeout_s"]:

@@ -149,4 +149,4 @@ def _write(request: Request, project: Project, staged: Path, destination: Path, 
             first_commit(copy, f"Start from ddp-scaffold {project.template.commit}")
     session.written = destination
     if outer is not None:
-        _output.note(f"{_output.near(str(outer))} is a git work tree: commit the project there, updates need that")
+        _output.note(f"{_output.near(str(outer))} is a git work tree: commit the project; updates need that")

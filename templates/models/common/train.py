@@ -43,6 +43,7 @@ from .ddp import (
     checkpoint,
     clip_gradients,
     endless,
+    full_batches,
     global_norm,
     gradient_norm,
     largest_batch,
@@ -105,7 +106,7 @@ def train(settings: Settings, run: Session) -> None:
         full=options.compile,  # a smaller last batch would be compiled once more
     )
     val_loader = make_loader(val_data, job, settings.loader, batch_size=settings.eval.batch_size, train=False)
-    common_val_batches = len(val_data) // job.world_size // settings.eval.batch_size  # full ones that every rank has
+    common_val_batches = full_batches(val_data, job, settings.eval.batch_size)  # that every rank has; None for a stream
 
     position = resume(settings, run, learner)
     feed = endless(loader, job, position.epoch, position.samples, position.global_batch)
@@ -261,7 +262,7 @@ def resume(settings: Settings, run: Session, learner: Learner) -> Position:
 
 
 def validate(
-    settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int, step: int
+    settings: Settings, run: Session, learner: Learner, loader: DataLoader[Any], common_batches: int | None, step: int
 ) -> dict[str, float]:
     """Evaluate, each rank on its shard of the validation data; log the metrics, and return them."""
     # Before each of the first `common_batches`, which all ranks have, they agree whether to stop.

@@ -46,7 +46,7 @@ _NAMES = {
     "errors": "ConfigError NonFinite StopRequested",
     "fast_dev_run": "parts",
     "guard": "Progress on_rank0",
-    "loader": "LoaderSettings batches endless make_loader to_device",
+    "loader": "LoaderSettings batches endless full_batches make_loader to_device",
     "loading.lockstep": "polled",
     "metrics": "LogSettings clip_gradients global_norm gradient_norm step_if_finite",
     "patience": "Patience",
@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # the same names, for mypy and editors
     from .loader import LoaderSettings as LoaderSettings
     from .loader import batches as batches
     from .loader import endless as endless
+    from .loader import full_batches as full_batches
     from .loader import make_loader as make_loader
     from .loader import to_device as to_device
     from .loading.lockstep import polled as polled

@@ -155,11 +155,15 @@ def keep_best(evaluation: Any) -> None:
 
     Args:
         evaluation: the project's evaluate.py: `METRIC`, the name of the number to watch, and `HIGHER_IS_BETTER`.
+            Without the first, no checkpoint is the best, which is logged.
 
     Raises:
-        ConfigError: one of them is missing. Which direction is better is not guessed from a name.
+        ConfigError: only the second is missing. Which direction is better is not guessed from a name.
     """
     name, higher = getattr(evaluation, "METRIC", None), getattr(evaluation, "HIGHER_IS_BETTER", None)
+    if name is None:
+        log.info("no checkpoint is kept as the best one: evaluate.py has no METRIC, the name of the number to watch")
+        return
     if not isinstance(name, str) or not isinstance(higher, bool):
         missing = "HIGHER_IS_BETTER, True or False" if isinstance(name, str) else "METRIC, the name of a metric"
         remedy = "write it there, below the imports, or set checkpoint.keep_best to false"

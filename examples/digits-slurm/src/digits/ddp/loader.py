@@ -266,6 +266,13 @@ def endless(
         epoch, start, begun = epoch + 1, 0, size
 
 
+def full_batches(dataset: Dataset[Any], job: Job, batch_size: int) -> int | None:
+    """Whole batches that every rank has of `dataset`, for `polled`; None for an iterable one: nobody knows before."""
+    if isinstance(dataset, IterableDataset):
+        return None
+    return len(cast(Any, dataset)) // job.world_size // batch_size
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with its tensors on `device`: one, or those in tuples, lists (which become lists) and dicts.
 

@@ -57,7 +57,8 @@ def test_trains_and_leaves_a_report(whole: Result) -> None:
     every_line = {"step", "time", *(name for row in whole.metrics if "loss" in row for name in row)}
     found = {name: value for name, value in whole.metrics[-1].items() if name not in every_line}
     assert bool(found) == METRICS, "the last line has what `evaluate` returned"
-    assert bool(list((whole.run_dir / "samples").glob("step_00000080.*"))) == PICTURES
+    drawn = bool(list((whole.run_dir / "samples").glob("step_00000080.*")))
+    assert drawn == PICTURES, "`draw` writes a file, or sample.every_steps is 0 (in configs/train.yaml, if that has it)"
     report = (whole.run_dir / "report.md").read_text()
     assert "done" in report
     assert set(found) <= set(re.findall(r"\w+", report))

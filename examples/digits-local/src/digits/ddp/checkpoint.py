@@ -177,6 +177,8 @@ def rate(job: Job, run_dir: Path, step: int, metrics: Mapping[str, float]) -> No
     A checkpoint of this step will have the metric in its manifest. NaN and infinity are never the best.
     """
     for watched in _watched:
+        if watched.name not in metrics and watched.step == step:
+            continue  # of a further validation set: the first has rated these weights
         value = float(metrics.get(watched.name, math.nan))
         watched.step = step
         watched.rating = Rating(watched.name, value, watched.higher_is_better) if math.isfinite(value) else None

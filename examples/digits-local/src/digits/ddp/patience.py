@@ -38,7 +38,7 @@ class Patience:
             return
         self.since += 1
         if self.over:
-            text = "early stop at step %d: no better value than %.4g in %d evaluations"
+            text = "early stop at step %d: no better value than %.4g in the last %d of the evaluations"
             best = self.sign * self.best
             log.info(text, step, best, self.since, extra={"file_only": job.rank != 0})
 

@@ -65,7 +65,7 @@ def _candidates(run_dir: Path, which: str, all_there: Sequence[Path]) -> list[Pa
         if best := best_of(all_there):
             return [best[0]]
         problem = f"{run_dir} has kept no best checkpoint"
-        remedy = "train with checkpoint.keep_best, which takes effect at an evaluation"
+        remedy = "it takes checkpoint.keep_best, and a finite METRIC from an evaluation"
         raise ConfigError(problem, f"{remedy}; there is --checkpoint last, or a step: {steps}")
     if not (which.isascii() and which.isdecimal()):
         raise ConfigError(f"--checkpoint {which} is none of {CHOICES}", f"there are steps {steps}")

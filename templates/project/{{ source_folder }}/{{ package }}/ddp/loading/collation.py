@@ -49,7 +49,8 @@ def put_together(collate: Collate, samples: list[Any], indices: Sequence[int], n
         info = get_worker_info()
         worker = f" (worker {info.id})" if info else ""
         which, why = _odd(samples, indices) or (_listed(indices), "")
-        problem = f"{unit} {which} of {name}{worker}: no batch can be made of it: {why}{_place(error)}{cause}"
+        hint = "; `collate(samples)` of a data set makes batches of unequal ones" if collate is default_collate else ""
+        problem = f"{unit} {which} of {name}{worker}: no batch can be made of it: {why}{_place(error)}{cause}{hint}"
         raise DataFailed(problem) from error
 
 

@@ -182,4 +182,4 @@ def test_closed_streams(work, scaffold_env):
 def test_names_that_the_locale_cannot_print(work, scaffold_env):
     done = shell("ddp-scaffold new \u03b1 -y --set project_name=x", scaffold_env | {"PYTHONIOENCODING": "latin-1"})
     assert done.returncode == 0, done.stderr
-    assert "/\\u03b1. Next:" in done.stdout
+    assert " files written to \\u03b1. Next:" in done.stdout

@@ -114,7 +114,7 @@ def test_the_confirmation_names_the_place_and_the_job(wizard, work):
 
 
 def test_a_long_error_is_broken_at_its_words_on_a_terminal(scaffold_env, work):
-    command = [*SCAFFOLD, "new", "demo", "-y", "--set", f"account={'a; ' * 12}", "--preset", "generic-slurm"]
+    command = [*SCAFFOLD, "new", "demo", "-y", "--set", f"account={'a; ' * 14}", "--preset", "generic-slurm"]
     child = pexpect.spawn(command[0], command[1:], env=scaffold_env, dimensions=(50, 200), encoding="utf-8", timeout=30)
     said = finished(child)
     assert_narrow(said)

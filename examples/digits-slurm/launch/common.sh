@@ -257,14 +257,20 @@ use_gpu_order() {
   [ "$(count_gpus)" != $((${#all} + 1)) ] || export CUDA_VISIBLE_DEVICES="$1" # HIP reads it, too
 }
 
+version_of_torch() {
+  python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null
+}
+
+refuse_python() {
+  refuse "$(command -v python) has no torch" "install this project there, or set VENV to where it is installed"
+}
+
 # use_flight_recorder RUN_DIRECTORY [container]: PyTorch's record of the last collectives, dumped there when NCCL times
 # out. The names depend on the release of torch, found without importing it; if it is in a container, both are set.
 use_flight_recorder() {
   local version minor
-  version=$(python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) \
-    || version=${2:+2.10}
-  [ -n "$version" ] \
-    || refuse "$(command -v python) has no torch" "install this project there, or set VENV to where it is installed"
+  version=$(version_of_torch) || version=${2:+2.10}
+  [ -n "$version" ] || refuse_python
   minor=${version#*.}
   minor=${minor%%[!0-9]*}
   mkdir -p "$1/flight_recorder"
@@ -347,12 +353,15 @@ say_where_it_began() {
 # say_how_to_go_on CODE VARIABLES COMMAND...: the last line of a run that can go on, to be copied. VARIABLES, joined by
 # commas, go with it where they are set, as DDP_ ones do.
 say_how_to_go_on() {
+  local saved="start it again"
+  case $run_directory in */fast-dev-run/*) return 0 ;; esac # each one begins anew
+  compgen -G "$run_directory/checkpoints/step_*" >/dev/null && saved="go on from the newest checkpoint"
   case $1 in
   0) return 0 ;;
-  70 | 75) say "to go on from the newest checkpoint:" ;;
+  70 | 75) say "to $saved:" ;;
   *)
-    compgen -G "$run_directory/checkpoints/step_*" >/dev/null || return 0
-    say "when that is put right, to go on from the newest checkpoint:"
+    [ "$saved" != "start it again" ] || return 0
+    say "when that is put right, to $saved:"
     ;;
   esac
   python "$launch_folder/outcome.py" again "${@:2}" >&2 || true

@@ -35,12 +35,22 @@ prepare_site "$nnodes"
 prepare_environment "$nnodes" ""
 case ${1:-} in
 evaluate | sample) # they take no run directory, and are not started again
-  ranks=()
-  if [ "$1" = evaluate ] && [ "$nproc" -gt 1 ]; then
-    ranks=(-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1
-      --nproc-per-node "$nproc")
+  version_of_torch >/dev/null || refuse_python
+  if [ "$1" = sample ] || [ "$nproc" = 1 ]; then
+    exec python -m "digits.$1" "${@:2}"
   fi
-  exec python ${ranks[@]+"${ranks[@]}"} -m "digits.$1" "${@:2}"
+  aside=$(mktemp -d) # for torchrun, whose own words would stand last
+  trap 'rm -rf "$aside"' EXIT
+  trap 'interrupted=130 && kill -TERM "$!" 2>/dev/null || true' INT TERM
+  python "$launch_folder/agent.py" "$aside/agent.log" --log-dir "$aside" --rdzv-backend c10d \
+    --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 --nproc-per-node "$nproc" -m "digits.$1" "${@:2}" &
+  code=0
+  wait $! || code=$?
+  wait $! 2>/dev/null || true # after a signal to this script, which ends the first
+  if [ "$code" != 0 ] && grep -q 'exitcode *: 78 ' "$aside/agent.log"; then
+    code=78 # torchrun makes 1 of it
+  fi
+  exit "${interrupted:-$code}"
   ;;
 esac
 refuse_unknown_settings "$@"

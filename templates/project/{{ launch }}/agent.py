@@ -41,7 +41,7 @@ def main(path: str, arguments: Sequence[str]) -> int:
         code = 1 if words else int(end.code or 0)
         failed = code != 0
     except BaseException as error:
-        failed = type(error).__name__ not in ("ChildFailedError", "SignalException")
+        failed = type(error).__name__ not in ("ChildFailedError", "SignalException", "KeyboardInterrupt")
         # The traceback of a failed rank is among that rank's words; here it would be torchrun's, which says nothing.
         words = "".join(traceback.format_exception(error) if failed else traceback.format_exception_only(error))
     else:

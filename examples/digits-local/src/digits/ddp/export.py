@@ -157,10 +157,13 @@ def weights(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str
     return kept, tied
 
 
-def settings_of(run_dir: Path) -> dict[str, Any]:
+def settings_of(run_dir: Path, typed: bool = True) -> dict[str, Any]:
     """The settings of the last start, by section; empty if there are none. In the place of `auto`, what was chosen.
 
     From settings.yaml, or from the text where an older release, which does not write that, has made the last start.
+
+    Args:
+        typed: guess types from the text: an id 0123 would be a number. Without, it is left to who knows the settings.
     """
     path = run_dir / "settings.txt"
     text = path.read_text() if path.is_file() else ""
@@ -176,12 +179,12 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
             inner = settings
             for section in sections:
                 inner = inner.setdefault(section, {})
-            inner[key] = _value(found[2])
+            plain = found[2].removeprefix("auto: ")
+            inner[key] = _value(plain) if typed or plain == "None" or plain[:1] in "[{(" else plain
     return settings
 
 
 def _value(text: str) -> Any:
-    text = text.removeprefix("auto: ")  # what was chosen
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):  # plain text

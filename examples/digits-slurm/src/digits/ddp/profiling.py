@@ -68,7 +68,7 @@ class _Profile:
             ranks = sorted({int(rank) for rank in settings.profile_ranks.split(",")})  # type: ignore[assignment]
         if ranks[-1] >= job.world_size:
             problem = f"log.profile_ranks names rank {ranks[-1]}, and the run has {job.world_size}"
-            raise ConfigError(problem, f"give ranks from 0 to {job.world_size - 1}, or all")
+            raise ConfigError(problem, f"give ranks from 0 to {job.world_size - 1}, or all", "bad_settings")
         self._job, self._dir, self._ranks = job, run_dir / "profile", ranks
         self._text, (self._first, self._last) = settings.profile, settings.profile_steps
         self._mine = job.rank in ranks

@@ -210,7 +210,8 @@ def _fail(monitor: Monitor, job: Job, directory: Path, error: BaseException) -> 
     if lost:
         lose(error)
     monitor.note_clock(error)
-    log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error)
+    said = {"file_only": isinstance(error, ConfigError)}  # which says what to do: its traceback helps nobody
+    log.error("%s in phase %s at step %d", type(error).__name__, beat.phase, beat.step, exc_info=error, extra=said)
     if found := outcome.found_by_child(directory, job.place.attempt):  # by a process that this rank has started
         monitor.fail(found)
     mine = verdict_of(error, job)

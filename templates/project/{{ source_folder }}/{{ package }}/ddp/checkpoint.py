@@ -167,7 +167,8 @@ def keep_best(evaluation: Any) -> None:
     if not isinstance(name, str) or not isinstance(higher, bool):
         missing = "HIGHER_IS_BETTER, True or False" if isinstance(name, str) else "METRIC, the name of a metric"
         remedy = "write it there, below the imports, or set checkpoint.keep_best to false"
-        raise ConfigError(f"checkpoint.keep_best is on, and evaluate.py does not have {missing}", remedy)
+        problem = f"checkpoint.keep_best is on, and evaluate.py does not have {missing}"
+        raise ConfigError(problem, remedy, "bad_settings")
     _watched[:] = [_Watched(name, higher)]
 
 

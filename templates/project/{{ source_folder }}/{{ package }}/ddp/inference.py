@@ -22,10 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from .agree import from_rank0, gather
@@ -198,7 +199,7 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> _Run:
     train = _part("train", "Settings", "Learner", "build_datasets", "autocast", "with_precision")
     path = _find(options.run, train.Settings, overrides)
     try:
-        own = settings_of(path)
+        own = settings_of(path, typed=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {error}", "choose another run") from error
     if not own:
@@ -208,14 +209,16 @@ def _run(options: argparse.Namespace, overrides: Sequence[str]) -> _Run:
             f"{path} has no {SETTINGS}, so it is no run directory",
             f"give {path.parents[1]}, and --checkpoint {step_of(path)}" if is_checkpoint else remedy,
         )
-    settings, origin = settings_over(train.Settings, own, str(path / SETTINGS), overrides)
+    limit = (own.get("loader") or {}).pop("eval_batches", 0)  # was for training: all is evaluated, if nobody asks again
+    settings, origin = settings_over(train.Settings, own, f"the settings of {path}", overrides)
     before = {".".join(map(str, where)): value for where, value in leaves(own)}
     rows = settings_table(settings, origin)
     values = {".".join(map(str, where)): value for where, value in leaves(rows.values)}
+    before["loader.eval_batches"] = limit
     changed = [
         f"{name} {before[name]} -> {value} ({origin[name]})"
         for name, value in values.items()
-        if name in before and value != before[name] and name in origin and not name.startswith("run.")
+        if name in before and str(value) != str(before[name]) and name in origin and not name.startswith("run.")
     ]
     return _Run(path, options.checkpoint, settings, changed, rows, train)
 
@@ -317,6 +320,8 @@ def _evaluate(options: argparse.Namespace, run: _Run, job: Job) -> None:
     with phase("eval"), run.train.autocast(settings.train, job.device):
         metrics = evaluation.evaluate(loaded.network, shown, job, settings.eval, progress)
     shown.close()
+    share = 0 if isinstance(loaded.data, IterableDataset) else len(cast(Any, loader.sampler))
+    samples = sum(gather(job, share)) or None  # of a stream, nobody knows
     if job.rank == 0:
         found = {
             "version": 1,
@@ -327,7 +332,7 @@ def _evaluate(options: argparse.Namespace, run: _Run, job: Job) -> None:
             "weights": loaded.of,
             "metric": evaluation.METRIC,
             "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
-            "samples": _length(loaded.data),
+            "samples": samples,
             "world_size": job.world_size,
             "device": job.device.type,
             "changed_settings": run.changed,

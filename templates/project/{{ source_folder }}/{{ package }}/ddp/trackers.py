@@ -158,7 +158,8 @@ class _Thread:
             while (call := self._queue.get()) is not None:
                 call(tracker)
         except Exception as error:  # a logger may fail in any way, and none of them may end training
-            self._give_up(f"{type(error).__name__}: {error}")
+            remedy = f"; pip install -e '.[{self._kind}]'" if isinstance(error, ModuleNotFoundError) else ""
+            self._give_up(f"{type(error).__name__}: {error}{remedy}")
 
 
 class TensorBoard:

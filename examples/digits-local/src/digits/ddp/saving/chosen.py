@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def _candidates(run_dir: Path, which: str, all_there: Sequence[Path]) -> list[Pa
     if not all_there:
         raise ConfigError(f"{run_dir} has no complete checkpoint", "give the directory of a run: runs/<id>")
     steps = ", ".join(dict.fromkeys(str(step_of(path)) for path in all_there))
+    which = re.sub(r"^step_0*(?=\d)", "", which)  # as --json prints it
     if which == "last":
         return list(reversed(all_there))
     if which == "best":

@@ -117,7 +117,8 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
     where = f"(phase {beat.phase}, step {beat.step})"
-    reason = f"{job.who(job.rank)} raised {type(error).__name__}: {_with_lines(text, error)} {where}"
+    problem, arrow, remedy = _with_lines(text, error).partition("\n  -> ")
+    reason = f"{job.who(job.rank)} raised {type(error).__name__}: {problem} {where}{arrow}{remedy}"
     if kind == "divergent_weights":  # all ranks raise it at once
         reason = f"{text} {where}"
     if kind == "checkpoint_failed":  # so do they what rank 0, which writes, has told them

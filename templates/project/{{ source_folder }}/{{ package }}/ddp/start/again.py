@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import STALLED, STOPPED
 from .launcher import Place
+from .shortened import FOLDER
 
 BY_SCRIPT = ("LAUNCHED_BY", "LAUNCH_NODES")  # one of these is set by each of them
 OF_ONE_START = {"DDP_ATTEMPT", "DDP_FAULTS", "DDP_WALLTIME_END", "DDP_RUN__RESUME"}
@@ -21,12 +22,14 @@ _here = os.getcwd()  # user code may go elsewhere
 def how_to_go_on(place: Place, run_dir: Path, code: int) -> list[str]:
     """Lines, the last of them to be copied to a shell. None where a launch script says it, or with other exit codes."""
     own = _environ(os.getpid())
-    if code not in (STALLED, STOPPED) or any(name in own for name in BY_SCRIPT):
+    if code not in (STALLED, STOPPED) or any(name in own for name in BY_SCRIPT) or run_dir.parent.name == FOLDER:
         return []
+    there = any(run_dir.glob("checkpoints/step_*"))
+    what = "go on from the newest checkpoint" if there else "start it again"
     command, environ = _command(place, own)
     if not command:
-        return [f"to go on from the newest checkpoint: start it as before, with DDP_RUN__ID={run_dir.name}"]
-    return ["to go on from the newest checkpoint:", line(command, run_dir.name, environ, _here)]
+        return [f"to {what}: start it as before, with DDP_RUN__ID={run_dir.name}"]
+    return [f"to {what}:", line(command, run_dir.name, environ, _here)]
 
 
 def line(command: Sequence[str], run_id: str, environ: Mapping[str, str], where: str) -> str:

@@ -32,6 +32,9 @@ def shortened(values: Mapping[str, Any], small: Mapping[str, Any]) -> dict[tuple
         ("log", "every_steps"): 1,
         ("log", "tracker"): "none",
     }
+    last = str((values.get("log") or {}).get("profile") or "").rpartition(":")[2].strip()
+    if last.isdecimal() and int(last) > steps:
+        wanted["log", "profile"] = ""  # of steps that it does not have
     for name, most in small.items():
         section, _, key = name.partition(".")
         now = (values.get(section) or {}).get(key)

@@ -189,6 +189,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.slow
 def test_errors_and_hints_are_short(cli, work):
     Path("full").mkdir()
     Path("full", "a").touch()

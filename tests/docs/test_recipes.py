@@ -219,6 +219,7 @@ def test_a_run_without_pictures(made: Make) -> None:
     assert list((neither.dir / "checkpoints").glob("step_00000006"))
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_one_batch(fresh: Callable[[str], Path]) -> None:
     page, project = "accumulating.md", fresh("custom")
     (arguments,) = recipe_pages.arguments(page)

@@ -83,6 +83,7 @@ def test_what_a_job_will_lack_and_how_old_the_facts_are_is_told(cli, work):
     assert "a partition: gh does not take 65 nodes" in json.loads(large.stdout)["follows"]["needs"]
 
 
+@pytest.mark.slow
 def test_clocks_keep_their_order_at_both_ends(cli, work):
     for seconds in (20, 7200):
         told = json.loads(cli("new", "demo", "--json", "--dry-run", "--set", f"collective_timeout_s={seconds}").stdout)
@@ -167,6 +168,7 @@ def test_current_directory(cli, work, monkeypatch):
     assert git(work / "demo", "log", "--format=%D") == "HEAD -> main\n"
 
 
+@pytest.mark.slow
 def test_missing_parents_are_made(cli, work):
     assert cli("new", "a/b/demo", "-y").exit_code == 0
     assert (work / "a/b/demo/.copier-answers.yml").is_file()
@@ -290,6 +292,7 @@ def test_failing_commit_leaves_nothing(cli, work, monkeypatch):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_failing_commit_empties_a_directory_that_was_there(cli, work, monkeypatch):
     (work / "demo").mkdir()
     monkeypatch.setenv("GIT_AUTHOR_DATE", "no date")
@@ -321,6 +324,7 @@ def test_a_directory_that_the_outer_work_tree_ignores_gets_its_own_repository(cl
     assert git(work / "demo", "log", "--format=%D") == "HEAD -> main\n"
 
 
+@pytest.mark.slow
 def test_from_inside_a_git_hook(cli, work, monkeypatch, tmp_path):
     """Git exports GIT_DIR to hooks; work on that repository would be the wrong one."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))

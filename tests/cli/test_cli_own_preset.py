@@ -40,6 +40,7 @@ def test_printed_command_names_the_file(cli, work, own_preset):
     assert command == "ddp-scaffold new demo -y --preset ./mycluster.yml --set nodes=1"
 
 
+@pytest.mark.slow
 def test_recorded_answers_serve_as_answers_file_without_the_preset_file(cli, work, own_preset):
     path = own_preset(gpus_per_node=6, modules=["cuda/12.4", "gcc"])
     assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0
@@ -53,6 +54,7 @@ def test_recorded_answers_serve_as_answers_file_without_the_preset_file(cli, wor
     assert tree(work / "demo") == first
 
 
+@pytest.mark.slow
 def test_a_named_preset_takes_the_place_of_a_recorded_file(cli, work, own_preset):
     path = own_preset()
     assert cli("new", "demo", "-y", "--preset", str(path)).exit_code == 0

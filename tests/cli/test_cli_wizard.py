@@ -182,6 +182,7 @@ def test_nothing_is_chosen_where_nothing_matches(wizard, ask, work):
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_search_takes_a_name_before_what_only_holds_it():
     entries = [Entry("one", "This machine's two GPUs"), Entry("two-b", "B", ["two"]), Entry("two", "Two", ["Site, B"])]
     found = {typed: [entry.name for entry, _ in matching(entries, typed)] for typed in ("two", "TWO b", "site two", "")}
@@ -202,6 +203,7 @@ def test_no_title_of_the_list_is_cut_off_on_a_narrow_terminal(wizard, ask, work)
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_end_of_input_at_the_list_of_places_leaves_nothing(wizard, ask, work):
     child = wizard("demo")
     ask(child, "preset", "\x04")
@@ -253,6 +255,7 @@ def test_limits_are_told_at_the_question_that_they_are_about(wizard, ask, work, 
     interrupted(child, work, "mycluster.yml")
 
 
+@pytest.mark.slow
 def test_given_answers_win_over_what_the_preset_decides(wizard, ask, work, own_preset):
     own_preset(gpus_per_node=6, cpus_per_task=7)
     child = wizard("demo", "--preset", "mycluster.yml", "--set", "gpus_per_node=3", "--set", "launcher=torchrun")
@@ -262,6 +265,7 @@ def test_given_answers_win_over_what_the_preset_decides(wizard, ask, work, own_p
     interrupted(child, work, "mycluster.yml")
 
 
+@pytest.mark.slow
 def test_answer_that_the_chosen_place_does_not_ask_is_told_at_once(wizard, ask, work):
     child = wizard("demo", "--set", "nproc=2")
     ask(child, "preset", "generic-slurm" + ENTER)
@@ -272,6 +276,7 @@ def test_answer_that_the_chosen_place_does_not_ask_is_told_at_once(wizard, ask, 
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_end_of_input_at_the_path_of_a_preset_leaves_nothing(wizard, ask, work):
     child = wizard("demo")
     ask(child, "preset", UP + ENTER)
@@ -342,6 +347,7 @@ def test_ctrl_c_at_a_question_leaves_nothing(wizard, ask, work):
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_list_of_places_leaves_nothing(wizard, ask, work):
     child = wizard("demo")
     ask(child, "preset", CTRL_C)

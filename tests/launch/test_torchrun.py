@@ -139,6 +139,7 @@ def test_restarts_continue_the_run_until_none_is_left(launch: Callable[..., Laun
     assert [one.ready(attempt)[0]["env"]["DDP_ATTEMPT"] for attempt in range(3)] == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_max_restarts_of_the_environment_wins(launch: Callable[..., Launch]) -> None:
     assert run(launch, "stall,done", MAX_RESTARTS="0")[0] == 70
 
@@ -188,6 +189,7 @@ def test_an_outcome_of_an_earlier_run_is_not_believed(launch: Callable[..., Laun
     assert "no outcome.json" in text
 
 
+@pytest.mark.slow
 def test_run_id_of_the_command_line_is_where_the_outcome_is_looked_for(
     project: Path, launch: Callable[..., Launch]
 ) -> None:
@@ -225,6 +227,7 @@ def test_auto_is_one_process_a_gpu(
     assert len(one.ready(0, expected)) == expected
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_deaf_ranks(launch: Callable[..., Launch]) -> None:
     one = launch("deaf", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")  # read by torch since 2.12; 30 s before
     pids = [rank["pid"] for rank in one.ready(0)]

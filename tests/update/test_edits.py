@@ -170,5 +170,5 @@ def test_a_recorded_name_that_a_release_no_longer_takes(two, history_of_two, tmp
     git(project, "mv", "src/demo", "src/torch")
     record(project, "package", "torch")
     commit(project)
-    hint = refused(two, project, "package: ", "name of a module or package")
+    hint = refused(two, project, "package: ", "name of a module")
     assert "--set package" not in hint

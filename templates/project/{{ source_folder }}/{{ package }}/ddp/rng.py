@@ -37,29 +37,6 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of every generator of this process, as plain data and tensors (loadable with weights_only=True)."""
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    if "numpy" in sys.modules:
-        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-        state["numpy"] = [kind, keys.tolist(), position, has_gauss, cached]
-    return state
-
-
-def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` returned."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
-
-
 @contextmanager
 def draws_of(*numbers: int, put_back: bool = True) -> Iterator[None]:
     """What the block draws on the CPU, with torch, random or numpy.random, follows from `numbers` alone.
@@ -84,3 +61,26 @@ def draws_of(*numbers: int, put_back: bool = True) -> Iterator[None]:
             torch.set_rng_state(before[1])
         if before and numpy:
             numpy.set_state(before[2])
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of every generator of this process, as plain data and tensors (loadable with weights_only=True)."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [kind, keys.tolist(), position, has_gauss, cached]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` returned."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))

@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RankRow:
-    """What the input says of one rank: "culprit", "victim", "launcher killed it", "left with 0", "no sign", and so on."""
+    """What the input says of one rank. Its role: "culprit", "victim", "launcher killed it", "left with 0", "no sign"."""
 
     rank: int
     role: str

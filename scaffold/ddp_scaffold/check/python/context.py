@@ -1,4 +1,4 @@
-"""What the rules share: the files as one program, which of them several ranks run, and a finding that is not yet placed."""
+"""What the rules share: the files as one program, which of them several ranks run, what a rule has found."""
 
 from __future__ import annotations
 

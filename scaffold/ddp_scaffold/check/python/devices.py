@@ -1,4 +1,4 @@
-"""Rules for the GPU of each rank: one for all of them, one that is set too late, checkpoints that are loaded onto it."""
+"""Rules for the GPU of each rank: one for all, one that is set too late, checkpoints that are loaded onto it."""
 
 from __future__ import annotations
 

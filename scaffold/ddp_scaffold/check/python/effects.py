@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .module import Assignment, Call, Function, dotted, is_constant, keyword
+from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword
 from .program import Program
 from .ranks import ALONE, Ranks, argument
 
@@ -59,6 +59,9 @@ MAKERS: tuple[tuple[re.Pattern[str], frozenset[str]], ...] = (
 )
 FRAMEWORK_METHODS = frozenset().union(*(methods for _, methods in MAKERS))
 MAX_DEPTH = 12
+MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
+BUFFERS = re.compile(r"register_buffer|Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm|from_pretrained")
+BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Effects:
         self.program, self.ranks = program, ranks
         self._summary: dict[int, list[Effect]] = {}
         self._direct: dict[int, Effect | None] = {}
-        self._wrapped: dict[tuple[int, str], bool] = {}
+        self._wrapped: dict[tuple[int, str], tuple[Function, ast.Call] | None] = {}
         self._called_parameters: dict[int, frozenset[str]] = {}
 
     def of(self, call: Call) -> list[Effect]:
@@ -163,34 +166,82 @@ class Effects:
             for a in self.program.assigned(function, name)
         )
 
-    def is_ddp(self, function: Function, name: str, depth: int = 0) -> bool:
+    def is_ddp(self, function: Function, name: str) -> bool:
         """Tell whether a variable holds a model that DDP wraps, also where a caller gives it."""
+        return self.wrap(function, name) is not None
+
+    def wrap(self, function: Function, name: str, depth: int = 0) -> tuple[Function, ast.Call] | None:
+        """Return the call of DistributedDataParallel that a variable has its value from, and the function it is in."""
         key = (id(function), name)
         if key not in self._wrapped:
-            self._wrapped[key] = False
-            self._wrapped[key] = self._is_ddp_now(function, name, depth)
+            self._wrapped[key] = None
+            self._wrapped[key] = self._wrap_now(function, name, depth)
         return self._wrapped[key]
 
-    def _is_ddp_now(self, function: Function, name: str, depth: int) -> bool:
-        if name in function.parameters and name not in function.assignments:
-            if depth > 3:
-                return False
+    def _wrap_now(self, function: Function, name: str, depth: int) -> tuple[Function, ast.Call] | None:
+        for assignment in self.program.assigned(function, name):
+            if (made := self.wrap_of(function, assignment)) is not None:
+                return function, made
+        if name in function.parameters and depth <= 3:
             for call in self.program.sites.get(id(function), ()):
                 value = argument(call, function, name)
                 given = dotted(value) if value is not None else ""
-                if given and self.is_ddp(call.function, given, depth + 1):
-                    return True
-            return False
-        return any(self.wrap_of(function, a) is not None for a in self.program.assigned(function, name))
+                if given and (found := self.wrap(call.function, given, depth + 1)) is not None:
+                    return found
+        return None
 
     def wrap_of(self, function: Function, assignment: Assignment) -> ast.Call | None:
         """Return the call of DistributedDataParallel that an assignment gets its value from."""
         value = assignment.value
         if isinstance(value, ast.IfExp):
             value = value.body
+        value = _innermost(value) if isinstance(value, ast.Call) else value
         if isinstance(value, ast.Call) and DDP.fullmatch(function.module.full_name(value.func)):
             return value
         return None
+
+    def broadcasts_buffers(self, function: Function, name: str) -> bool:
+        """Tell whether the model in a DDP variable has buffers, which DDP broadcasts in each forward pass.
+
+        Its class is read, with the classes that it names; of a model that is not in these files the answer is yes.
+        """
+        found = self.wrap(function, name)
+        if found is None or is_constant(keyword(found[1], "broadcast_buffers"), False):
+            return False
+        owner, wrap = found
+        model = wrap.args[0] if wrap.args else keyword(wrap, "module")
+        while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in MOVES:
+            model = model.func.value
+        values = [model] if isinstance(model, ast.Call) else []
+        if model is not None and dotted(model):
+            values = [a.value for a in self.program.assigned(owner, dotted(model)) if isinstance(a.value, ast.Call)]
+        classes = [self._made(owner, value) for value in values]
+        read = [made for made in classes if isinstance(made, Class)]
+        if not read:
+            return not any(owner.module.full_name(_innermost(v).func) in BUFFERLESS for v in values if v)
+        return self._has_buffers(read)
+
+    def _made(self, function: Function, value: ast.expr | None) -> Class | None:
+        if not isinstance(value, ast.Call) or not dotted(_innermost(value).func):
+            return None
+        found = self.program.lookup(function.module, dotted(_innermost(value).func))
+        return found if isinstance(found, Class) else None
+
+    def _has_buffers(self, classes: list[Class]) -> bool:
+        seen: set[int] = set()
+        while classes:
+            made = classes.pop()
+            if id(made) in seen:
+                continue
+            seen.add(id(made))
+            for node in ast.walk(made.node):
+                name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+                if name and BUFFERS.search(name):
+                    return True
+                inner = self.program.lookup(made.module, name) if name and len(seen) < 200 else None
+                if isinstance(inner, Class):
+                    classes.append(inner)
+        return False
 
     def inside(self, function: Function, depth: int = 0) -> list[Effect]:
         """Return what a function does together with the other ranks whenever it is called; each name once."""

@@ -30,7 +30,9 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if (found := context.ranks.partial(call)) is None:
             continue
-        reached += [(call, effect, *found) for effect in context.effects.of(call)]
+        for effect in context.effects.of(call):
+            if effect.kind != "forward" or context.effects.broadcasts_buffers(function, effect.name):
+                reached.append((call, effect, *found))
     seen: set[tuple[int, str]] = set()
     for call, effect, guard, who in reached:
         name = effect.name.rpartition(".")[2]
@@ -272,7 +274,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
     for node, place in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
         step = next((c for c in inner if c.last == "backward" or context.effects.of(c)), None)
-        if step is None or any(context.ranks.guard(function, guard) for guard in place.guards):
+        if step is None or not place.loops or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}

@@ -1,4 +1,4 @@
-"""One file, read once: its functions, and in each its calls, its exits and its assignments with what they stand under."""
+"""One file, read once: its functions, and their calls, exits and assignments with what they stand under."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class Program:
         return found.pop() if len(found) == 1 else None
 
     def assigned(self, function: Function, name: str) -> list[Assignment]:
-        """Return where a variable gets its values: in the function, its outer ones or the file; `self.x`: in its class."""
+        """Return where a variable gets its values: in the function, its outer ones, the file; `self.x` in its class."""
         if name.startswith("self.") and name.count(".") == 1:
             owner = function.of_class or (function.owner.of_class if function.owner else None)
             methods = owner.methods.values() if owner is not None else [function]

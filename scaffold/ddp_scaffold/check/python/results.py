@@ -82,12 +82,12 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
             continue
         name = _assigned(function, call)
+        in_order = is_constant(keyword(call.node, "shuffle"), False)
         held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
             HELD_OUT.search(part) for arg in call.node.args[:1] for part in names_in(arg)
         )
-        in_order = is_constant(keyword(call.node, "shuffle"), False)
         if held_out:
-            if in_order and not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
+            if not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
                 message = (
                     f"`{name or 'the sampler'}` pads the set to a multiple of the number of ranks by repeating samples,"
                     " and the metrics of the ranks, taken together, count those twice"
@@ -268,7 +268,7 @@ def _in_data(function: Function) -> bool:
 
 def _sets(context: Context, function: Function) -> Iterator[Found]:
     makes = ("register_buffer", "register_parameter", "add_module", "register_module", "setattr")
-    for loop, place in function.loops:
+    for loop, _ in function.loops:
         if not isinstance(loop, ast.For) or not _unordered(loop.iter):
             continue
         inner = [c for c in function.calls if loop in c.place.loops and c.last in makes]

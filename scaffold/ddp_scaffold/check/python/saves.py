@@ -1,4 +1,4 @@
-"""Rules for lost work: checkpoints that a kill destroys, that all ranks write, that cannot be loaded, that are guessed."""
+"""Rules for lost work: checkpoints that a kill destroys, all ranks write, nothing can load, a resume guesses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Call, Function, dotted, is_constant, keyword, names_in, shown
+from .module import Call, Function, dotted, keyword, names_in, shown
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
@@ -146,7 +146,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
             if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
                 continue
             message = (
-                f"a rank on which `{shown(load.node.func)}` fails begins again without a word from the others, which resume:"
+                f"a rank on which `{shown(load.node.func)}` fails begins again, while the others resume:"
                 " steps and weights differ, and the next save overwrites the old work"
             )
             fix = "let the error end the job, or try the checkpoint before it; begin anew only where there is none"
@@ -194,11 +194,11 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
                     and _parsed(context, function, held.id)
                 ):
                     first = strict[0]
-                    cell, line = first.function.module.position(first.node.lineno)
+                    _, line = first.function.module.position(first.node.lineno)
                     where = f"{first.function.module.file.path} line {line}"
                     message = (
                         f"`{held.id}` is an argparse.Namespace, which torch.load refuses since PyTorch 2.6"
-                        f" (weights_only is True): the run cannot be resumed ({where})"
+                        f" (weights_only is True): this checkpoint cannot be loaded ({where})"
                     )
                     fix = f"save `vars({held.id})` under {shown(key) if key else 'its key'}"
                     yield Found("DDP305", function.module, held, message, fix)

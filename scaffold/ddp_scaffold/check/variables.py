@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from .findings import Finding, Rule
-from .shell.rules import RULES, finding
+from .findings import Finding
+from .shell.rules import finding
 
 TABLE = Path(__file__).with_name("variables.yaml")
 BOOLEANS = re.compile(r"y|yes|1|t|true|n|no|0|f|false", re.IGNORECASE)  # torch's c10d/Utils.hpp, getCvarBool
@@ -322,9 +322,3 @@ def _is_near(one: str, other: str) -> bool:
         return len(differ) == 1 or (swapped and differ[1] == differ[0] + 1)
     short, long = sorted((one, other), key=len)
     return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
-
-
-def rules_of_variables() -> list[Rule]:
-    """The rules that the table names."""
-    named = {harm.rule for variable in load_table().variables.values() for harm in variable.harms}
-    return [rule for rule in RULES if rule.id in named]

@@ -18,7 +18,7 @@ COUNTED = re.compile(
     re.IGNORECASE,
 )
 FOREVER = re.compile(r"^([ \t]*)while[ \t]+(?:true|:|\[\[?[ \t]+1[ \t]+\]\]?)[ \t]*(?:;[ \t]*do)?[ \t]*$")
-SETTING = r"(?:NCCL|TORCH|GLOO|TORCHELASTIC|MASTER|CUDA|OMP|PYTORCH|RANK|WORLD)\w*"
+SETTING = r"(?:NCCL|TP|TORCH|GLOO|TORCHELASTIC|MASTER|CUDA|OMP|PYTORCH|RANK|WORLD)\w*"
 SPACED = re.compile(rf"^([ \t]*)(export[ \t]+)?({SETTING})([ \t]+=[ \t]*|=[ \t]+(?=[\w\"'/^]))(\S+)[ \t]*$")
 
 

@@ -38,7 +38,7 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
             found += judge(_settings(script.assignments, script.path), project)
         elif file.kind == "python" and WORTH_PARSING.search(file.text):
             found += _python(file, project)
-        elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|PYTORCH_", file.text):
+        elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     return sorted(set(found))
 

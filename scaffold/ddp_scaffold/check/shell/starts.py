@@ -91,7 +91,7 @@ def _own_address(job: Job, launch: Launch) -> Iterator[Finding]:
         raw = word.raw
         inner = raw if raw.startswith("'") else raw.replace("\\$(", "\0(").replace("$(", "").replace("\0(", "$(")
         match = OWN_ADDRESS.search(inner)
-        if match and not re.search(r"\b(?:if|case)\b|SLURM_(?:PROCID|NODEID)", inner[: match.start()]):
+        if match and not re.search(r"\b(?:if|case)\b|\]\s*(?:&&|\|\|)", inner[: match.start()]):
             message = (
                 f"{match.group(2)} is evaluated on each node: each of the {job.nodes} nodes waits at its own address "
                 "for the others."

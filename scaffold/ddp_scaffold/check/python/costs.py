@@ -25,7 +25,8 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
         if call.last == "item" and not call.node.args and loop not in seen and _of_tensor(call):
             seen.add(loop)
             message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU at every step, on every rank"
-            fix = f"add `{shown(call.node.func, 40).removesuffix('.item')}.detach()` up on the GPU, and read it every n steps"
+            tensor = shown(call.node.func, 40).removesuffix(".item").removesuffix(".detach()")
+            fix = f"add `{tensor}.detach()` up on the GPU, and read it every n steps"
             yield Found("DDP401", function.module, call.node, message, fix)
         elif call.name == "torch.distributed.barrier":
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
@@ -61,7 +62,9 @@ def norms(context: Context, function: Function) -> Iterator[Found]:
                 what = "copies each gradient to the CPU" if call.last == "cpu" else "waits for the GPU once a parameter"
                 message = f"this {what}, at each call, while the other ranks wait in the next reduction"
                 model = shown(loop.iter.func, 40).rpartition(".")[0]
-                fix = f"torch.nn.utils.get_total_norm([p.grad for p in {model}.parameters()]) once, and item() every n steps"
+                fix = (
+                    f"torch.nn.utils.get_total_norm([p.grad for p in {model}.parameters()]) once, item() every n steps"
+                )
                 yield Found("DDP403" if call.last == "cpu" else "DDP402", function.module, call.node, message, fix)
                 break
 
@@ -150,10 +153,10 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
     if not isinstance(function.node, ast.Module) or function.module.cells:
         return
     for call in function.calls:
-        if call.name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
-            if not any("__name__" in ast.unparse(guard.test) for guard in call.place.guards):
-                message = "each process that this starts imports this file, and stops there with a RuntimeError"
-                yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
+        starts = call.name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+        if starts and not any("__name__" in ast.unparse(guard.test) for guard in call.place.guards):
+            message = "each process that this starts imports this file, and stops there with a RuntimeError"
+            yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
 
 
 RULES = (per_step, norms, options, placebos, groups, guards)

@@ -229,9 +229,10 @@ def _of_batch(function: Function, loop: ast.For | ast.AsyncFor) -> set[str]:
     for name, assigned in function.assignments.items():
         for assignment in assigned:
             value = assignment.value
-            if loop in assignment.place.loops and value is not None and not isinstance(value, ast.Call):
-                if found & names_in(value) and not {"shape", "size", "len"} & names_in(value):
-                    found.add(name)
+            if loop not in assignment.place.loops or value is None or isinstance(value, ast.Call):
+                continue
+            if found & names_in(value) and not {"shape", "size", "len"} & names_in(value):
+                found.add(name)
     return found
 
 
@@ -257,14 +258,15 @@ def _last(call: ast.Call) -> str:
 def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
     """Yield `while time.time() < end:` around steps of all ranks."""
     for loop, _ in function.loops:
-        if isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS):
-            if id(function.module) in context.distributed and context.together(function, loop):
-                message = (
-                    f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"
-                    " and waits in it for the ranks that have left"
-                )
-                fix = "let rank 0 read the clock and broadcast its decision at each turn, or count steps"
-                yield Found("DDP107", function.module, loop, message, fix)
+        if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
+            continue
+        if id(function.module) in context.distributed and context.together(function, loop):
+            message = (
+                f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"
+                " and waits in it for the ranks that have left"
+            )
+            fix = "let rank 0 read the clock and broadcast its decision at each turn, or count steps"
+            yield Found("DDP107", function.module, loop, message, fix)
 
 
 def swallowed(context: Context, function: Function) -> Iterator[Found]:

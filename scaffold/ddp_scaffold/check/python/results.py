@@ -94,11 +94,12 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
                 )
                 fix = "cut what was repeated before computing the metric, or give each rank range(rank, n, world_size)"
                 yield Found("DDP212", function.module, call.node, message, fix)
-        elif not in_order and name and _epochs(context, function):
-            if not context.calls_in_component(function.module, "set_epoch"):
-                message = f"nothing calls set_epoch on `{name}`, so every epoch has the same order on every rank"
-                fix = f"call `{name}.set_epoch(epoch)` at the beginning of each epoch"
-                yield Found("DDP202", function.module, call.node, message, fix)
+            continue
+        told = context.calls_in_component(function.module, "set_epoch")
+        if not in_order and name and not told and _epochs(context, function):
+            message = f"nothing calls set_epoch on `{name}`, so every epoch has the same order on every rank"
+            fix = f"call `{name}.set_epoch(epoch)` at the beginning of each epoch"
+            yield Found("DDP202", function.module, call.node, message, fix)
 
 
 def _counts(context: Context, function: Function) -> bool:
@@ -189,9 +190,8 @@ def no_sync(context: Context, function: Function) -> Iterator[Found]:
     blocks: dict[int, tuple[ast.expr, list[Call]]] = {}
     for call in function.calls:
         for entered in call.place.withs:
-            if isinstance(entered, ast.Call) and isinstance(entered.func, ast.Attribute):
-                if entered.func.attr == "no_sync" and not entered.args:
-                    blocks.setdefault(id(entered), (entered, []))[1].append(call)
+            if isinstance(entered, ast.Call) and getattr(entered.func, "attr", "") == "no_sync" and not entered.args:
+                blocks.setdefault(id(entered), (entered, []))[1].append(call)
     for entered, calls in blocks.values():
         owner = (
             dotted(entered.func.value)
@@ -204,14 +204,14 @@ def no_sync(context: Context, function: Function) -> Iterator[Found]:
                 "inside of no_sync() gradients are not reduced, so this step applies each rank's own gradients,"
                 " and the weights of the ranks drift apart"
             )
-            fix = f"run the last backward before `{shown(step.node.func)}` outside of `{shown(entered)}`, and the step as well"
+            fix = f"run the last backward and `{shown(step.node.func)}` behind `with {shown(entered)}`, not in it"
             yield Found("DDP213", function.module, step.node, message, fix)
             continue
         backward = next((c for c in calls if c.last == "backward"), None)
         forward_inside = any(dotted(c.node.func) in (owner, f"{owner}.forward") for c in calls)
         before = [c for c in function.calls if dotted(c.node.func) == owner and backward and c.order < backward.order]
         if backward is not None and before and not forward_inside and len(calls) <= 2:
-            message = "DDP decides in the forward pass whether to reduce: this backward reduces gradients in spite of no_sync()"
+            message = "DDP decides in the forward pass whether to reduce: this backward reduces in spite of no_sync()"
             fix = f"put the call of `{owner}` into `with {shown(entered)}` as well"
             yield Found("DDP213", function.module, backward.node, message, fix)
 
@@ -249,8 +249,8 @@ def orders(context: Context, function: Function) -> Iterator[Found]:
         if not context.calls_in_component(function.module, SAMPLER):
             continue
         message = (
-            f"`{shown(call.node, 40)}` gives another order on every rank: the sampler shares out positions, so some samples"
-            " are read by several ranks and others by none"
+            f"`{shown(call.node, 40)}` gives another order on every rank: the sampler shares out positions, so some"
+            " samples are read by several ranks and others by none"
         )
         fix = "use a generator with a seed that all ranks have, for example random.Random(seed).shuffle(...)"
         yield Found("DDP207", function.module, call.node, message, fix)
@@ -289,8 +289,8 @@ def _sets(context: Context, function: Function) -> Iterator[Found]:
 
 def _set_found(function: Function, node: ast.expr, what: str) -> Found:
     message = (
-        f"the order of a set of texts differs from process to process, and {what} takes it over: DDP pairs parameters and"
-        " buffers by position, so ranks exchange the wrong tensors"
+        f"the order of a set of texts differs from process to process, and {what} takes it over: DDP pairs parameters"
+        " and buffers by position, so ranks exchange the wrong tensors"
     )
     inner = (
         node.args[0] if isinstance(node, ast.Call) and dotted(node.func) in ("list", "tuple") and node.args else node
@@ -329,13 +329,12 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         if seed is None or body is None:
             continue
         text = ast.unparse(body).lower()
-        if any(word in text for word in ("rank", "initial_seed", "get_worker_info", "random", "time", "urandom")):
-            if any(word in text for word in ("rank", "initial_seed", "worker_info.seed", ".seed +", "time", "urandom")):
-                continue
+        if any(word in text for word in ("rank", "initial_seed", "worker_info.seed", ".seed +", "time", "urandom")):
+            continue
         if not _constant_seed(seed, target if isinstance(target, Function) else None):
             continue
         message = "worker k of every rank gets the same seed here, so all ranks draw the same augmentations"
-        fix = "seed from torch.initial_seed() of the worker and the rank, or leave worker_init_fn out: PyTorch seeds workers"
+        fix = "seed from torch.initial_seed() and the rank, or leave worker_init_fn out: PyTorch seeds workers itself"
         yield Found("DDP205", function.module, call.node, message, fix)
 
 

@@ -209,7 +209,7 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     if name in function.parameters:
         return bool(context.calls_in_component(function.module, "parse_args"))
     return any(
-        isinstance(a.value, ast.Call) and dotted(a.value.func).endswith("parse_args")
+        isinstance(a.value, ast.Call) and ast.unparse(a.value.func).endswith("parse_args")
         for a in context.program.assigned(function, name)
     )
 

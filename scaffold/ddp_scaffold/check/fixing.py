@@ -85,7 +85,7 @@ def _continued(lines: Sequence[str | None], number: int) -> bool:
     """Whether a line belongs to the one above it, or is all that stands between `then` and `fi`."""
     above = (lines[number - 1] or "") if number else ""
     below = (lines[number + 1] or "") if number + 1 < len(lines) else ""
-    alone = re.search(r"(?:\bthen|\bdo|\belse|\{)\s*$", above) and re.match(r"\s*(?:fi|done|else|elif|\})\b?", below)
+    alone = re.search(r"(?:\bthen|\bdo|\belse|\{)\s*$", above) and re.match(r"\s*(?:fi|done|else|elif|\})(?!\w)", below)
     return above.endswith("\\") or bool(alone)
 
 

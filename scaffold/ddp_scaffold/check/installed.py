@@ -79,7 +79,8 @@ def compare(torch: Path) -> Report:
     of_torch = set(_names_in(_files(torch)))
     libraries = sorted(torch.parent.glob("nvidia/nccl/lib/libnccl.so*")) + sorted(torch.glob("lib/libnccl.so*"))
     of_nccl = set(_names_in(libraries))
-    differences, checked = [], 0
+    cuda = any(torch.glob("lib/libtorch_cuda*"))
+    differences, checked, of_cuda = [], 0, 0
     for variable in load_table().variables.values():
         if variable.read_by == "none":
             checked += 1
@@ -91,6 +92,8 @@ def compare(torch: Path) -> Report:
         elif variable.read_by == "torch":
             checked += 1
             text = _of_torch(variable, variable.name in of_torch, release(version))
+            if text and not cuda and variable.name not in of_torch and variable.name.startswith("TORCH_NCCL_"):
+                of_cuda, text = of_cuda + 1, ""  # read in nccl.cpp alone, which a build for CPUs has not
             differences += [Difference(variable.name, text)] if text else []
         elif variable.read_by == "nccl" and of_nccl:
             checked += 1
@@ -98,8 +101,10 @@ def compare(torch: Path) -> Report:
                 differences.append(
                     Difference(variable.name, ("the table says that NCCL reads it, and its library does not name it"))
                 )
-    unknown = () if of_nccl else ("no NCCL is installed beside this torch: what NCCL reads",)
-    return Report(version, str(torch), checked, tuple(differences), unknown)
+    unknown = [] if of_nccl else ["what NCCL reads: there is none beside this torch"]
+    if of_cuda:
+        unknown.append(f"{of_cuda} names that only a build for CUDA would have")
+    return Report(version, str(torch), checked - of_cuda, tuple(differences), tuple(unknown))
 
 
 def _of_torch(variable: Variable, named: bool, version: tuple[int, ...]) -> str:

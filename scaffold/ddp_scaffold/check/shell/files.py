@@ -17,7 +17,7 @@ from .rules import finding
 from .starts import starting_rules
 
 READ = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)\s*[\[(]\s*[\"']([A-Z][A-Z0-9_]+)[\"']\s*[\]),](?!\s*=[^=])")
-PINNED = re.compile(r"^\s*[\"'-]*\s*torch\s*((?:[=<>~!]=?\s*[\d.]+(?:\+\w+)?[\s,]*)+)", re.MULTILINE)
+PINNED = re.compile(r"[\"']torch\s*((?:[=<>~!]=?\s*[\d.]+(?:\+\w+)?[\s,]*)+)[\"';]")
 WORTH_PARSING = re.compile(rf"(?:environ|putenv)[\s\S]*?[\"'](?:{SETTING})")
 NAME_AND_VALUE = re.compile(
     r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE

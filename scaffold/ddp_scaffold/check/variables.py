@@ -142,7 +142,7 @@ def _unread(setting: Setting, variable: Variable, project: Project) -> Finding |
     if variable.read_by == "none":
         if variable.renamed_to:
             message = (
-                f"Nothing reads {setting.name} since NCCL {variable.until}: no rank does anything else because of it."
+                f"Nothing reads {setting.name} any more (last: NCCL {variable.until}): it changes nothing on any rank."
             )
             return finding("DDP554", where, message, f"The name of today is {variable.renamed_to}.")
         if variable.until:

@@ -111,7 +111,7 @@ def _signal(job: Job) -> Iterator[Finding]:
 
 def _requeue(job: Job) -> Iterator[Finding]:
     """A job that puts itself into the queue again, whatever ended it, for ever."""
-    if COUNTED.search(job.script.text):
+    if COUNTED.search(job.script.text) or not job.launches:  # without training it is a job like cron's
         return
     own = {PurePosixPath(job.script.path).name, "$0", "${BASH_SOURCE[0]}", "${0}"}
     for command in job.script.commands:

@@ -23,6 +23,7 @@ NAME_AND_VALUE = re.compile(
     r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE
 )
 MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
 
@@ -31,6 +32,8 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
     project = project_of(files)
     found: list[Finding] = []
     for file in files:
+        if CI.match(file.inside):
+            continue
         if file.kind == "shell":
             found += _script(file, project)
         elif file.kind == "env":

@@ -58,6 +58,8 @@ def _ranks_of_the_batch_script(job: Job, launch: Launch) -> Iterator[Finding]:
     """`srun torchrun --node_rank=$SLURM_NODEID`: the batch script puts in its own 0 before srun starts anything."""
     if not job.scheduled or launch.starter != "srun" or not job.several_nodes or _nodes_of_step(job, launch) == 1:
         return
+    if launch.by_torchrun and launch.options.get("--rdzv-backend", "static") != "static":
+        return  # it gives out ranks itself, and does not look at --node-rank
     early = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"}
     copies = {
         one.name: name
@@ -287,13 +289,14 @@ def _cpus(job: Job, launch: Launch) -> Iterator[Finding]:
     if launch.program not in ("torchrun", "launch", "python", "shell") or job.sources_unknown:
         return
     given = {"--cpus-per-task", "-c", "--cpus-per-gpu", "--threads-per-core", "--exact"} & set(options)
-    unbound = options.get("--cpu-bind", options.get("--cpu_bind", "")).endswith(("none", "no"))
+    bound = options.get("--cpu-bind", options.get("--cpu_bind", ""))
+    unbound = re.search(r"\b(?:none|no|mask_cpu|map_cpu|mask_ldom|map_ldom)\b", bound)
     if given or unbound or _environment_has(job, "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND"):
         return
     message = (
         "Since Slurm 22.05 srun does not take "
         f"--cpus-per-task={job.cpus_per_task} from sbatch: each task gets one CPU, "
-        "for training and all its loader workers."
+        "for the program and all its loader workers."
     )
     fix = 'Write srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK".'
     yield finding("DDP457", _where(job, launch), message, fix)

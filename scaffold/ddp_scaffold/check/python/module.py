@@ -215,7 +215,7 @@ class _Reader:
         self._block(module.tree.body, Place(), module.body, None)
 
     def _imports(self) -> None:
-        for node in ast.walk(self.module.tree):
+        for node in _statements(self.module.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.partition(".")[0]
@@ -396,6 +396,19 @@ class _Reader:
             name = dotted(node.target)
             found = Assignment(name, node.value, ast.Pass(), place, self.order)
             function.assignments.setdefault(name, []).append(found)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield all statements of a file, in the order of lines: ast.walk would visit every expression as well."""
+    stack: list[ast.AST] = list(reversed(tree.body))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in ("finalbody", "orelse", "handlers", "cases", "body"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                stack.extend(reversed(inner))
 
 
 def _children(node: ast.expr) -> Iterator[ast.expr]:

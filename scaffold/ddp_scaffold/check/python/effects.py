@@ -60,7 +60,7 @@ MAKERS: tuple[tuple[re.Pattern[str], frozenset[str]], ...] = (
 FRAMEWORK_METHODS = frozenset().union(*(methods for _, methods in MAKERS))
 MAX_DEPTH = 12
 MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
-BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm|from_pretrained")
+BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm")
 BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
 

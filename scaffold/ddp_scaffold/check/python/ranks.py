@@ -46,10 +46,11 @@ class Ranks:
         """Return which ranks get past a guard, or None if all do or it is not known."""
         if guard.holds:
             return self.who(function, guard.test)
+        if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or):  # neither holds where one goes on
+            sides = (self.who(function, value) for value in guard.test.values)
+            return next((INVERSE[side] for side in sides if side), None)
         found = self.who(function, guard.test)
         if isinstance(guard.test, ast.BoolOp) and found is not None:
-            if isinstance(guard.test.op, ast.Or):
-                return INVERSE[found]
             rest = [v for v in guard.test.values if self.who(function, v) is None]
             return None if any(ALONE.search(ast.unparse(value).lower()) for value in rest) else "some"
         return INVERSE[found] if found else None

@@ -80,6 +80,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
             continue
         if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
             continue
+        if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):
+            continue  # where the rank has no GPU of its own
         message = (
             "tensors that were saved on GPU 0 are loaded by every rank onto GPU 0: it holds one copy for each rank"
         )

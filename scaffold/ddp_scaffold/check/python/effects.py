@@ -60,7 +60,7 @@ MAKERS: tuple[tuple[re.Pattern[str], frozenset[str]], ...] = (
 FRAMEWORK_METHODS = frozenset().union(*(methods for _, methods in MAKERS))
 MAX_DEPTH = 12
 MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
-BUFFERS = re.compile(r"register_buffer|Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm|from_pretrained")
+BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm")
 BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
 
@@ -234,6 +234,9 @@ class Effects:
             if id(made) in seen:
                 continue
             seen.add(id(made))
+            registered = (c for method in made.methods.values() for c in method.calls if c.last == "register_buffer")
+            if any(not call.place.guards for call in registered):
+                return True
             for node in ast.walk(made.node):
                 name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
                 if name and BUFFERS.search(name):

@@ -353,6 +353,7 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
     if any(word.arg == "timeout" for call in timeouts for word in call.node.keywords):
         return
     seen: set[int] = set()
+    yield from _long_loops(context, function, seen)
     for call in function.calls:
         found = context.ranks.partial(call) if call.place.guards and call.place.loops else None
         if found is None or found[1] != "first" or id(found[0].test) in seen or context.effects.of(call):
@@ -371,6 +372,23 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
                 " with a deadline of its own (a store, or a gloo group with a timeout)"
             )
             yield Found("DDP110", function.module, call.node, message, fix)
+
+
+def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterator[Found]:
+    """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
+    for loop, place in function.loops:
+        if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
+            continue
+        guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
+        if guard is None or id(guard.test) in seen or not context.together(function, place.loops[0]):
+            continue
+        seen.add(id(guard.test))
+        message = (
+            f"only rank 0 goes over `{shown(loop.iter, 40)}` here; the others wait for it in the next collective, and"
+            " after the timeout (10 minutes with nccl) the job dies"
+        )
+        fix = f"share `{shown(loop.iter, 40)}` out over all ranks, or wait for rank 0 outside of the training group"
+        yield Found("DDP110", function.module, loop, message, fix)
 
 
 RULES = (lonely, exits, flags, decisions, clocked_loops, swallowed, error_paths, handlers, long_work)

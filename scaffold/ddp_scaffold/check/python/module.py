@@ -184,7 +184,11 @@ def _code_of(file: SourceFile) -> tuple[str, list[tuple[int, int]]]:
         raise ValueError("it is not a notebook")
     lines: list[str] = []
     cells: list[tuple[int, int]] = []
-    listed = notebook.get("cells") or [c for w in notebook.get("worksheets") or () for c in w.get("cells") or ()]
+    listed = notebook.get("cells")
+    if listed is None:  # before version 4 of the format
+        listed = [cell for sheet in notebook.get("worksheets", ()) for cell in sheet.get("cells", ())]
+    if not isinstance(listed, list):
+        raise ValueError("its cells are no list")
     for cell in listed:
         if not (isinstance(cell, dict) and cell.get("cell_type") == "code"):
             continue
@@ -211,7 +215,7 @@ class _Reader:
         self._block(module.tree.body, Place(), module.body, None)
 
     def _imports(self) -> None:
-        for node in ast.walk(self.module.tree):
+        for node in _statements(self.module.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.partition(".")[0]
@@ -285,10 +289,17 @@ class _Reader:
     def _if(self, node: ast.If, place: Place, function: Function) -> tuple[Guard, ...]:
         function.tests.append((node, place, self.order))
         self._expression(node.test, place, function)
-        line = node.test.lineno
+        line, under = node.test.lineno, place
         self._block(node.body, place.under(Guard(node.test, True, line)), function, None)
-        if node.orelse:
-            self._block(node.orelse, place.under(Guard(node.test, False, line)), function, None)
+        last = node
+        while len(last.orelse) == 1 and isinstance(last.orelse[0], ast.If):  # a chain of elif, however long
+            under = under.under(Guard(last.test, False, last.test.lineno))
+            last = last.orelse[0]
+            function.tests.append((last, under, self.order))
+            self._expression(last.test, under, function)
+            self._block(last.body, under.under(Guard(last.test, True, last.test.lineno)), function, None)
+        if last.orelse:
+            self._block(last.orelse, under.under(Guard(last.test, False, last.test.lineno)), function, None)
         body, other = self._leaves(node.body), self._leaves(node.orelse)
         if body and not other:
             return (Guard(node.test, False, line, body),)
@@ -318,7 +329,7 @@ class _Reader:
         self._block(node.finalbody, part("finally"), function, None)
         return guards
 
-    def _leaves(self, body: Sequence[ast.stmt]) -> str:
+    def _leaves(self, body: Sequence[ast.stmt], depth: int = 0) -> str:
         """Return how a block ends by leaving: return, raise, continue, break, exit; or an empty text."""
         if not body:
             return ""
@@ -327,8 +338,8 @@ class _Reader:
             return "exit" if self.module.full_name(last.value.func) in LEAVING_CALLS else ""
         if isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
             return type(last).__name__.lower()
-        if isinstance(last, ast.If) and last.orelse:
-            return self._leaves(last.body) and self._leaves(last.orelse)
+        if isinstance(last, ast.If) and last.orelse and depth < 50:
+            return self._leaves(last.body, depth + 1) and self._leaves(last.orelse, depth + 1)
         return ""
 
     def _simple(self, node: ast.stmt, place: Place, function: Function) -> None:
@@ -385,6 +396,19 @@ class _Reader:
             name = dotted(node.target)
             found = Assignment(name, node.value, ast.Pass(), place, self.order)
             function.assignments.setdefault(name, []).append(found)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield all statements of a file, in the order of lines: ast.walk would visit every expression as well."""
+    stack: list[ast.AST] = list(reversed(tree.body))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in ("finalbody", "orelse", "handlers", "cases", "body"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                stack.extend(reversed(inner))
 
 
 def _children(node: ast.expr) -> Iterator[ast.expr]:

@@ -36,6 +36,8 @@ class Program:
                     self.methods[name].append(method)
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
+        self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
+        self._stars: dict[int, list[Module]] = {}
         self._imports_of: dict[int, list[Module]] = {}
         self.calls_named: dict[str, list[Call]] = defaultdict(list)
         for module in self.modules:
@@ -111,10 +113,17 @@ class Program:
             self._imports_of[id(module)] = list(found.values())
         return self._imports_of[id(module)]
 
-    def lookup(self, module: Module, name: str, depth: int = 0) -> Function | Class | Module | None:
+    def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
         """Return what `name`, as it stands in `module` (`f`, `package.f`, `Class.method`), means."""
         if depth > 8:
             return None
+        key = (id(module), name, stars)
+        if key not in self._meaning:
+            self._meaning[key] = None  # for a name that is imported in a circle
+            self._meaning[key] = self._lookup_now(module, name, depth, stars)
+        return self._meaning[key]
+
+    def _lookup_now(self, module: Module, name: str, depth: int, stars: bool) -> Function | Class | Module | None:
         first, _, rest = name.partition(".")
         found: Function | Class | Module | None = module.body.inner.get(first) or module.classes.get(first)
         if found is None and first in module.relative:
@@ -126,22 +135,28 @@ class Program:
                 found = self.imported(module, f"{written}{'' if written.endswith('.') else '.'}{inside}")
             if found is None and not inside:
                 found = target
-        if found is None:
-            found = self._in_stars(module, first, depth)
+        if found is None and stars:
+            others = (self.lookup(other, first, depth + 1, stars=False) for other in self._starred(module))
+            found = next((other for other in others if other is not None), None)
         if not rest or found is None:
             return found if not rest else self._dotted_import(module, name, depth)
         if isinstance(found, Module):
             return self.lookup(found, rest, depth + 1)
         return self.method(found, rest) if isinstance(found, Class) else None
 
-    def _in_stars(self, module: Module, first: str, depth: int) -> Function | Class | Module | None:
-        for star in module.stars:
-            target = self.imported(module, star)
-            if target is not None and target is not module:
-                found = self.lookup(target, first, depth + 1)
-                if found is not None:
-                    return found
-        return None
+    def _starred(self, module: Module) -> list[Module]:
+        """Return the files whose names a file has by `from x import *`, directly or over others, each once."""
+        if id(module) not in self._stars:
+            found, waiting = {id(module): module}, [module]
+            while waiting:
+                here = waiting.pop(0)
+                targets = [self.imported(here, star) for star in here.stars]
+                for target in targets:
+                    if target is not None and id(target) not in found:
+                        found[id(target)] = target
+                        waiting.append(target)
+            self._stars[id(module)] = list(found.values())[1:]
+        return self._stars[id(module)]
 
     def _dotted_import(self, module: Module, name: str, depth: int) -> Function | Class | Module | None:
         """Return what `a.b.f` means where the file says `import a.b`."""

@@ -22,6 +22,7 @@ ONLY_FIRST = re.compile(
     r"rank_?(?:zero|0)(?:_only)?|(?:on_|run_on_)?(?:local_)?(?:main|master)(?:_process)?(?:_only)?"
     r"|(?:on|run_on)_rank_?(?:0|zero)|(?:main|master)(?:_process)?_only"
 )
+NOT_FIRST = {"main", "primary", "local_main", "local", "global"}  # by themselves, they are words for other things
 RANK_VARIABLES = {
     *("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     *("PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
@@ -45,10 +46,11 @@ class Ranks:
         """Return which ranks get past a guard, or None if all do or it is not known."""
         if guard.holds:
             return self.who(function, guard.test)
+        if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or):  # neither holds where one goes on
+            sides = (self.who(function, value) for value in guard.test.values)
+            return next((INVERSE[side] for side in sides if side), None)
         found = self.who(function, guard.test)
         if isinstance(guard.test, ast.BoolOp) and found is not None:
-            if isinstance(guard.test.op, ast.Or):
-                return INVERSE[found]
             rest = [v for v in guard.test.values if self.who(function, v) is None]
             return None if any(ALONE.search(ast.unparse(value).lower()) for value in rest) else "some"
         return INVERSE[found] if found else None
@@ -69,7 +71,8 @@ class Ranks:
             return False
         for decorator in function.node.decorator_list:
             name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
-            if name and ONLY_FIRST.fullmatch(name.rpartition(".")[2]):
+            last = name.rpartition(".")[2]
+            if ONLY_FIRST.fullmatch(last) and last not in NOT_FIRST:
                 return True
         return False
 
@@ -89,10 +92,10 @@ class Ranks:
         if isinstance(test, ast.Call):
             return self._of_call(function, test, depth)
         if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant):
-            return "first" if FIRST.fullmatch(str(test.slice.value)) else None
+            return "first" if says_first(str(test.slice.value)) else None
         name = dotted(test)
         if not name:
-            return "first" if isinstance(test, ast.Attribute) and FIRST.fullmatch(test.attr) else None
+            return "first" if isinstance(test, ast.Attribute) and says_first(test.attr) else None
         return self._of_name(function, name, depth)
 
     def _of_several(self, function: Function, test: ast.BoolOp, depth: int) -> Who | None:
@@ -138,13 +141,13 @@ class Ranks:
         name = dotted(test.func)
         if not name:
             attribute = test.func.attr if isinstance(test.func, ast.Attribute) else ""
-            return "first" if FIRST.fullmatch(attribute) else None
+            return "first" if says_first(attribute) else None
         if name in ("bool", "int") and len(test.args) == 1:
             return self.who(function, test.args[0], depth + 1)
         target = self.program.lookup(function.module, name)
         if isinstance(target, Function) and (found := self._of_returned(target, depth)) is not None:
             return found
-        return "first" if FIRST.fullmatch(name.rpartition(".")[2]) else None
+        return "first" if says_first(name.rpartition(".")[2]) else None
 
     def _of_returned(self, target: Function, depth: int) -> Who | None:
         """Return the answer of a function of one line: `return get_rank() == 0`."""
@@ -167,7 +170,7 @@ class Ranks:
             if len(answers) == 1 and (answer := answers.pop()) is not None:
                 return answer
         last = name.rpartition(".")[2]
-        if FIRST.fullmatch(last):
+        if says_first(last):
             return "first"
         return "first" if self.first_only(function, name) else None
 
@@ -244,6 +247,11 @@ class Ranks:
         if who == "others":
             return "every rank but the first of each node" if local else "every rank but rank 0"
         return f"not every rank (it depends on `{test}`)"
+
+
+def says_first(name: str) -> bool:
+    """Tell whether a name says that it is true on rank 0: `is_main_process`, `master_process`, `is_global_zero`."""
+    return bool(FIRST.fullmatch(name)) and name not in NOT_FIRST
 
 
 def argument(call: Call, function: Function, name: str) -> ast.expr | None:

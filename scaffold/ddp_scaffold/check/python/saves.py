@@ -47,7 +47,7 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     function = call.function
     if depth > 4 or context.ranks.partial(call) is not None:
         return False
-    if any(not _of_numbers(guard.test) for guard in call.place.guards):
+    if any(not (_of_numbers(guard.test) or (guard.early and _is_option(guard.test))) for guard in call.place.guards):
         return False
     if isinstance(function.node, ast.Module) or function.name in ENTRIES:
         return id(function.module) in context.distributed and _joins(context, function)
@@ -57,6 +57,12 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
 
 def _joins(context: Context, function: Function) -> bool:
     return any(c.last in ("DistributedDataParallel", "DDP") for f in function.module.functions for c in f.calls)
+
+
+def _is_option(test: ast.expr) -> bool:
+    """Tell whether a condition is an option such as `args.evaluate`, which is the same on all ranks."""
+    name = dotted(test)
+    return name.startswith(("args.", "opt.", "cfg.", "config.")) and not re.search(r"rank|gpu|main|master", name)
 
 
 def _of_numbers(test: ast.expr) -> bool:

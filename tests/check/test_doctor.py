@@ -1,5 +1,4 @@
-""("doctor: one table of machine and project, with nothing installed, in an "
-"empty folder, and where versions do not fit.")""
+"""doctor: machine and project in one table, also with nothing installed, and where versions do not fit."""
 
 from __future__ import annotations
 
@@ -65,12 +64,15 @@ esac"""
     assert "none9" in lines["gloo's interface"].note
 
 
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str, nccl: str, driver: str) -> dict[str, Line]:
+def installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str, nccl: str, driver: str
+) -> dict[str, Line]:
     """The lines of an environment whose Python only says where its packages are."""
     packages = tmp_path / "packages"
     (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "version.py").write_text((f"__version__ = '{version}'\ncuda: "
-f"Optional[str] = {cuda!r}\nhip = None\n"))
+    (packages / "torch" / "version.py").write_text(
+        f"__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\nhip = None\n"
+    )
     (packages / f"torch-{version}.dist-info").mkdir()
     if nccl:
         (packages / f"{nccl}.dist-info").mkdir()
@@ -100,8 +102,9 @@ def test_a_build_for_cpus_beside_a_driver(tmp_path: Path, monkeypatch: pytest.Mo
 def test_release_clocks_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".copier-answers.yml").write_text("_commit: v0.1.0\n_src_path: x\n")
     (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/train.yaml").write_text(("run:\n  seed: 1\nclocks:\n  collective_s: 600 # "
-"ten minutes\n  init_s: 300\n"))
+    (tmp_path / "configs/train.yaml").write_text(
+        "run:\n  seed: 1\nclocks:\n  collective_s: 600 # ten minutes\n  init_s: 300\n"
+    )
     (tmp_path / "launch/env").mkdir(parents=True)
     (tmp_path / "launch/env/nccl.env").write_text("NCCL_DEBUG=WARN\nNCCL_P2P_DISABLE=0\n")
     monkeypatch.setenv("DDP_CLOCKS__INIT_S", "100")
@@ -109,7 +112,10 @@ def test_release_clocks_and_variables(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     lines = doctor(str(tmp_path))
     assert f"v{__version__} is out" in lines["release"]["note"]
-    assert (lines["clocks.collective_s"]["value"], lines["clocks.collective_s"]["source"]) == ("600", "configs/train.yaml")
+    assert (lines["clocks.collective_s"]["value"], lines["clocks.collective_s"]["source"]) == (
+        "600",
+        "configs/train.yaml",
+    )
     assert (lines["clocks.init_s"]["value"], lines["clocks.init_s"]["source"]) == (
         "100",
         "DDP_CLOCKS__INIT_S in the environment",

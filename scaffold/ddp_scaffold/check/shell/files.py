@@ -18,7 +18,7 @@ from .starts import starting_rules
 
 READ = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)\s*[\[(]\s*[\"']([A-Z][A-Z0-9_]+)[\"']\s*[\]),](?!\s*=[^=])")
 PINNED = re.compile(r"[\"']torch\s*((?:[=<>~!]=?\s*[\d.]+(?:\+\w+)?[\s,]*)+)[\"';]")
-WORTH_PARSING = re.compile(rf"(?:environ|putenv)[\s\S]*?[\"'](?:{SETTING})")
+NAMED = re.compile(rf"[\"'](?:{SETTING})[\"']|\bupdate\(")
 NAME_AND_VALUE = re.compile(
     r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE
 )
@@ -39,7 +39,7 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
         elif file.kind == "env":
             script = read_settings(file.path, file.text)
             found += judge(_settings(script.assignments, script.path), project)
-        elif file.kind == "python" and WORTH_PARSING.search(file.text):
+        elif file.kind == "python" and _sets_variables(file.text):
             found += _python(file, project)
         elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
@@ -133,6 +133,11 @@ def _plain(text: str) -> str | None:
     return None if re.search(r"[${}]|<.*>", value) else value
 
 
+def _sets_variables(text: str) -> bool:
+    """Whether a file is worth parsing."""
+    return ("environ" in text or "putenv" in text) and NAMED.search(text) is not None
+
+
 def _python(file: SourceFile, project: Project) -> list[Finding]:
     """`os.environ["NAME"] = "value"` and its like."""
     try:
@@ -150,7 +155,8 @@ def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
             if name := _environ_item(node.targets[0]):
                 yield Setting(name, _constant(node.value), path, node.lineno, node.col_offset + 1)
         elif isinstance(node, ast.Call):
-            function = ast.unparse(node.func) if isinstance(node.func, ast.Attribute) else ""
+            attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            function = ast.unparse(node.func) if attribute in ("setdefault", "putenv", "update") else ""
             if function in ("os.environ.setdefault", "os.putenv", "environ.setdefault") and len(node.args) == 2:
                 name = _constant(node.args[0])
                 if name:
@@ -174,6 +180,11 @@ def _environ_item(node: ast.expr) -> str | None:
     return None
 
 
+def _called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
 def _constant(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
@@ -187,9 +198,9 @@ def _too_late(tree: ast.AST, path: str) -> Iterator[Finding]:
             made = 0
             for statement in block:
                 value = getattr(statement, "value", None)
-                if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("init_process_group"):
+                if isinstance(value, ast.Call) and _called(value) == "init_process_group":
                     made = statement.lineno
-                elif isinstance(statement, ast.stmt) and "destroy_process_group" in ast.dump(statement):
+                elif made and isinstance(statement, ast.stmt) and "destroy_process_group" in ast.dump(statement):
                     made = 0
                 elif made and isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                     name = _environ_item(statement.targets[0]) or ""

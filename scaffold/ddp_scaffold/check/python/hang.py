@@ -276,7 +276,12 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
     for node, place in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
         step = next((c for c in inner if c.last == "backward" or context.effects.of(c)), None)
-        if step is None or not place.loops or any(context.ranks.guard(function, guard) for guard in place.guards):
+        if (
+            step is None
+            or not place.loops
+            or _only_timed(place.loops[-1], step)
+            or any(context.ranks.guard(function, guard) for guard in place.guards)
+        ):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
@@ -296,6 +301,12 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
                 "let the exception end the process (the launcher ends the others), or agree on the skip before the step"
             )
             yield Found("DDP106", function.module, handler, message, fix)
+
+
+def _only_timed(loop: ast.stmt, step: Call) -> bool:
+    """Tell whether a backward pass is repeated over numbers, as profilers do, and not over data."""
+    numbers = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and _last(loop.iter) == "range"
+    return numbers and step.last == "backward"
 
 
 def error_paths(context: Context, function: Function) -> Iterator[Found]:

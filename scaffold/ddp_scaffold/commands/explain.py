@@ -29,7 +29,7 @@ def explain(
 ) -> None:
     """Say which rank of a crashed or hung job failed first, and why.
 
-    Reads what any PyTorch job has left: output of torchrun, srun, Ray or Kubernetes, logs of single ranks, NCCL's and the
+    Reads what any PyTorch job left: output of torchrun, srun, Ray or Kubernetes, logs of single ranks, NCCL's and the
     scheduler's messages. Give it all that there is: the line that names a rank usually names a victim.
 
     Examples:

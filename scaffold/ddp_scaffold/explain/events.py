@@ -104,12 +104,14 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r(
         "world_size",
         "world_size|world size|WORLD_SIZE|nranks",
-        r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+) nranks (?P<n>\d+)",
+        r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+)"
+        r" nranks (?P<n>\d+)",
     ),
     _r(
         "slurm_cancel",
         "CANCELLED AT",
-        r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<n>\S+) CANCELLED AT (?P<t>\S+)(?: DUE to| DUE TO)?(?: (?P<why>[A-Za-z ]+?))? ?\*\*\*",
+        r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<n>\S+) CANCELLED AT (?P<t>\S+)(?: DUE to| DUE"
+        r" TO)?(?: (?P<why>[A-Za-z ]+?))? ?\*\*\*",
     ),
     _r("slurm_task", "srun: error", r"srun: error: (?P<n>[\w.\-\[\],]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.*)"),
     _r(
@@ -138,7 +140,8 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r(
         "finished",
         "raining|xiting|inished|ompleted|DONE|done",
-        r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run) (?:completed|finished) successfully",
+        r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
+        r" (?:completed|finished) successfully",
     ),
 )
 
@@ -165,7 +168,8 @@ SIGNS: tuple[Sign, ...] = (
     _s(CONSEQUENCE, "more than 1EB"),
     _s(
         "cuda_oom",
-        "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED",
+        "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
+        " 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED",
     ),
     _s(
         "hardware_fault",
@@ -179,14 +183,17 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "shm_exhausted",
-        "insufficient shared memory|out of shared memory|unable to allocate shared memory|extend /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap|unable to write to file </torch_",
+        "insufficient shared memory|out of shared memory|unable to allocate shared memory|extend"
+        " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
+        "|unable to write to file </torch_",
     ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
         "host_oom_kill",
         "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|invoked oom-killer",
-        r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer",
+        r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
+        r" Memory|invoked oom-killer",
     ),
     _s(
         "dataloader_worker_died",
@@ -203,8 +210,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "mismatched_collectives",
-        "Detected mismatch between collectives|doesn't match expected size|EnforceNotMet|appears not to match sizes of the same param|inconsistent",
-        r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes|has inconsistent (?!0 )\d+ params",
+        "Detected mismatch between collectives|doesn't match expected size|EnforceNotMet|appears not to"
+        " match sizes of the same param|inconsistent",
+        r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
+        r"|has inconsistent (?!0 )\d+ params",
     ),
     _s("missing_rank", "inconsistent 0 params", r"while rank (?P<missing>\d+) has inconsistent 0 params"),
     _s("uneven_inputs", "exhausted inputs"),
@@ -216,37 +225,48 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "nonfinite_loss",
         "nan|NaN|FloatingPointError|inf",
-        r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
+        r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN"
+        r"|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|Duplicate rank|default process group has not been initialized|unrecognized arguments|MASTER_ADDR",
-        r"environment variable \w+ expected, but not set|uplicate rank|process group has not been initialized|unrecognized arguments",
+        "expected, but not set|Duplicate rank|default process group has not been initialized"
+        "|unrecognized arguments|MASTER_ADDR",
+        r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
+        r" initialized|unrecognized arguments",
     ),
     _s(
         "network_misconfig",
-        "no socket interface found|gai error|Name or service not known|Temporary failure in name resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
-        r"no socket interface found|gai error|Name or service not known|Temporary failure in name resolution|connectFullMesh failed.*127\.|ibv_\w+ failed with (?:error )?22|interface .* not found",
+        "no socket interface found|gai error|Name or service not known|Temporary failure in name"
+        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
+        r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
+        r" resolution|connectFullMesh failed.*127\.|ibv_\w+ failed with (?:error )?22|interface .* not found",
     ),
     _s(
         "peer_to_peer",
         "peer access|P2P|cudaDeviceEnablePeerAccess",
-        r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping resources exhausted",
+        r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
+        r" resources exhausted",
     ),
     _s(
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError",
-        r"client socket has timed out|RendezvousTimeoutError|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
+        r"client socket has timed out|RendezvousTimeoutError|waiting for clients\. \d+/\d+ clients"
+        r" joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
     ),
     _s(
         "network_unreachable",
         "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|network error",
-        r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+        r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error"
+        r" )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
     ),
     _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
         CONSEQUENCE,
-        "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed|Connection refused|SIGTERM",
+        "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
+        " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
+        "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
+        "|Connection refused|SIGTERM",
     ),
 )
 MISSING_NUMBERS = re.compile(r"\d+")

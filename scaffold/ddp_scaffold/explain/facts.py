@@ -134,9 +134,7 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
     elif event.name == "elastic_row":
         job.exits.append(Exit(int(values["r"]), int(values["x"]), event))
         job.hosts.setdefault(int(values["r"]), values["host"])
-    elif event.name in {"sign", "exception"}:
-        _take_failure(job, event, rank)
-    elif event.name == "raised":
+    elif event.name in {"sign", "exception"} or event.name == "raised":
         _take_failure(job, event, rank)
 
 

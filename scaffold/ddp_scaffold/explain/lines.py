@@ -32,7 +32,7 @@ MONTH_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before e
 
 @dataclass(frozen=True)
 class Origin:
-    """Who wrote a line. `rank` is global; `local_rank` and `task` (of `srun -l`) become one only with more knowledge."""
+    """Who wrote a line. `rank` is global; a `local_rank` or `task` (of `srun -l`) becomes one only with more facts."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -42,7 +42,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Line:
-    """One line, cleaned. `clock` is in seconds of a year, by the process's own clock; `collected` by the collector's."""
+    """A line, cleaned. `clock` is in seconds of a year, by the process's clock; `collected`, by the collector's."""
 
     text: str
     body: str

@@ -194,7 +194,8 @@ def silent_ranks(job: Job) -> Verdict | None:
             return None
         needs = (f"the flight-recorder dump of {name(silent)}", f"the log of {name(silent)}")
         summary = (
-            f"{name(waiting).capitalize()} waited alone in {job.timeouts[0].collective}: {name(silent)} either issued it with another"
+            f"{name(waiting).capitalize()} waited alone in {job.timeouts[0].collective}: {name(silent)}"
+            f" either issued it with another"
             " size or operation, or never came. It did not answer the request for a dump."
         )
         return verdict_of("mismatched_collectives", None, "likely", summary, events, needs=needs)
@@ -223,7 +224,8 @@ def all_wait(job: Job) -> Verdict | None:
             f"All {job.world_size} ranks wait in the same collective: nobody is missing; a GPU or the network stopped."
         )
         return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
-    summary = f"{name(waiting).capitalize() if waiting else 'A rank'} waited in {first.collective}; it is a victim, and the input lacks the others."
+    who = name(waiting).capitalize() if waiting else "A rank"
+    summary = f"{who} waited in {first.collective}; it is a victim, and the input lacks the others."
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
 
 

@@ -18,7 +18,6 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Literal, cast
 
 from .._errors import ScaffoldError, UsageError, one_line
@@ -30,8 +29,9 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BOMB_RATIO, BOMB_BYTES = 200, 1 << 30
 # What stands beside logs and is none.
 OTHER = frozenset(
-    ".pt .pth .ckpt .safetensors .bin .npy .npz .png .jpg .jpeg .gif .svg .pdf .so .a .o .pyc .py .whl .zip .tar .h5"
-    " .parquet .arrow .onnx .html .css .js .lock .sqlite .db .tfevents .distcp .metadata".split()
+    {".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"}
+    | {".so", ".a", ".o", ".pyc", ".py", ".whl", ".zip", ".tar", ".h5", ".parquet", ".arrow", ".onnx", ".html"}
+    | {".css", ".js", ".lock", ".sqlite", ".db", ".tfevents", ".distcp", ".metadata"}
 )
 
 
@@ -107,7 +107,7 @@ def _what(mode: int) -> str:
 
 
 def _folder(top: str, notes: list[str]) -> Iterator[Source]:
-    """Yield the logs below a folder, in order of name; links to folders are not followed, so that there is no circle."""
+    """Yield the logs below a folder, in order of name. Links to folders are not followed: there may be a circle."""
     for folder, folders, names in os.walk(top, onerror=lambda error: notes.append(f"not read: {error}")):
         folders[:] = sorted(name for name in folders if name not in {".git", "__pycache__", "checkpoints"})
         for name in sorted(names):

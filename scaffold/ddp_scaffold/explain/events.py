@@ -103,7 +103,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r("lightning", "GLOBAL_RANK", r"GLOBAL_RANK: (?P<r>\d+), MEMBER: (?P<m>\d+)/(?P<w>\d+)"),
     _r(
         "world_size",
-        "world_size|world size|WORLD_SIZE|nranks",
+        "orld_size|orld size|orld Size|WORLD_SIZE|nranks",
         r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+)"
         r" nranks (?P<n>\d+)",
     ),
@@ -111,7 +111,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "slurm_cancel",
         "CANCELLED AT",
         r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<n>\S+) CANCELLED AT (?P<t>\S+)(?: DUE to| DUE"
-        r" TO)?(?: (?P<why>[A-Za-z ]+?))? ?\*\*\*",
+        r" TO)?(?: (?P<why>[A-Za-z ,]+?))? ?\*\*\*",
     ),
     _r("slurm_task", "srun: error", r"srun: error: (?P<n>[\w.\-\[\],]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.*)"),
     _r(
@@ -230,8 +230,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|Duplicate rank|default process group has not been initialized"
-        "|unrecognized arguments|MASTER_ADDR",
+        "expected, but not set|Duplicate rank|rocess group has not been initialized|unrecognized arguments|MASTER_ADDR",
         r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
         r" initialized|unrecognized arguments",
     ),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from .events import CONSEQUENCE, Event
 
 FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=\D|$)")
+SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
 FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
 
@@ -110,6 +111,8 @@ def _rank(event: Event, local: Mapping[int, int] | None, *, tasks_are_ranks: boo
         return origin.rank
     if event.name in {"elastic_row", "lightning", "timeout", "group_status"} and "r" in event.values:
         return int(event.values["r"])
+    if tasks_are_ranks and (found := SRUN_TASK.search(event.text)):
+        return int(found[1])
     if found := FILE_RANK.search(event.file):
         return int(found[1])
     here = origin.local_rank

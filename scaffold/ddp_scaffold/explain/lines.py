@@ -9,7 +9,7 @@ LONGEST = 4000  # characters of a line that are looked at
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 RANK = re.compile(r"\[rank(\d{1,6})\]:?")
-TASK = re.compile(r"^\s*(\d{1,6}):\s")
+TASK = re.compile(r"^\s*(\d{1,6}):(?:\s|$)")
 LOCAL = re.compile(r"\[(?:default)?(\d{1,4})\]:")
 GLUED_LOCAL = re.compile(r"\[(?:default)?(\d{1,4})\]:\[[EWIF] ?\w")  # behind a progress bar, say
 # Prefixes that may stand before the program's own line, in any order; each is taken off at the front.

@@ -97,14 +97,17 @@ def first_named_failure(job: Job) -> Verdict | None:
     if kind == "rank_exception" and event.values.get("kind") is None and rank is None:
         rank = _only_failed(job)
     ranks = _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
-    if kind == "mismatched_collectives":
+    ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
+    if kind in EVERY_RANK_REPORTS:
         ranks = []
-    confidence: Confidence = "certain" if kind in CERTAIN and (ranks or kind in START) else "likely"
-    who = name(ranks) if ranks else "a rank that the input does not name"
+    confidence: Confidence = (
+        "certain" if kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS) else "likely"
+    )
+    who = name(ranks) if ranks else "all ranks" if kind in EVERY_RANK_REPORTS else "a rank that the input does not name"
     summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
     if _named_ranks(event) and rank is not None:
         summary += f" {name([rank]).capitalize()} only reports it."
-    needs = [] if ranks or kind == "mismatched_collectives" or kind in START else ["which rank wrote that line"]
+    needs = [] if ranks or kind in EVERY_RANK_REPORTS or kind in START else ["which rank wrote that line"]
     same = [item[2] for item in job.failures if item[0] == kind and item[2] is not event]
     return verdict_of(kind, ranks or None, confidence, summary, [event, *same[:2]], phase=_phase(event), needs=needs)
 
@@ -168,11 +171,54 @@ def never_issued(job: Job) -> Verdict | None:
         if not stuck:
             continue
         number = max(t.sequence or 0 for t in stuck)
-        absent = [rank for rank, state in counts.items() if state.enqueued < number]
+        waiting = {t.rank for t in job.timeouts}
+        absent = [rank for rank, state in counts.items() if state.enqueued < number and rank not in waiting]
         if absent and len(absent) < len(counts):
             events = [counts[rank].event for rank in absent[:2]] + [t.event for t in stuck[:3]]
             return _missing(job, absent, stuck, events, "certain", f"never issued collective {number}")
     return None
+
+
+def alone_in_it(job: Job) -> Verdict | None:
+    """One rank waits in a collective whose number all others have left behind: only it issued that one."""
+    waiting = [timeout for timeout in job.timeouts if timeout.sequence is not None]
+    if len(waiting) != 1 or waiting[0].rank is None:
+        return None
+    alone = waiting[0]
+    for counts in job.counts.values():
+        others = [state for rank, state in counts.items() if rank != alone.rank]
+        if others and all(state.completed >= (alone.sequence or 0) for state in others):
+            summary = f"{name([alone.rank or 0]).capitalize()} waits alone in {alone.collective}; the others are past that number."
+            events = [alone.event, *(state.event for state in others[:3])]
+            return verdict_of("subset_collective", [alone.rank or 0], "likely", summary, events)
+    return None
+
+
+def different_numbers(job: Job) -> Verdict | None:
+    """Ranks of one group that each wait in a collective of another number: they have not done the same."""
+    waiting = [t for t in job.timeouts if t.sequence is not None and t.rank is not None]
+    if len(job.counts) != 1 or len({t.sequence for t in waiting}) < 2 or len({t.rank for t in waiting}) < 2:
+        return None
+    calls = "; ".join(f"{name([t.rank or 0])} {t.collective}" for t in waiting[:4])
+    summary = f"Ranks of one group wait in collectives of different numbers: {calls}."
+    needs = ["the flight-recorder dump of each rank"]
+    return verdict_of("divergent_control_flow", None, "likely", summary, [t.event for t in waiting], needs=needs)
+
+
+def late_rank(job: Job) -> Verdict | None:
+    """A rank whose wait began much later than that of the others, in the same collective: they waited for it."""
+    begun = [(t.since, t) for t in job.timeouts if t.since is not None and t.rank is not None and t.limit_ms]
+    if len(begun) < 2 or len({t.collective for _, t in begun}) != 1:
+        return None
+    first = min(since for since, _ in begun)
+    limit = max(t.limit_ms or 0 for _, t in begun) / 1000
+    late = [t for since, t in begun if since - first > LATE_SHARE * limit]
+    if not late or 2 * len(late) > len(begun):
+        return None
+    ranks = [t.rank for t in late if t.rank is not None]
+    by = max(since for since, _ in begun) - first
+    summary = f"{name(ranks).capitalize()} came to {late[0].collective} {by:.0f} s after the others, who waited for it."
+    return verdict_of("straggler", ranks, "likely", summary, [t.event for t in (*late[:2], *(t for _, t in begun[:2]))])
 
 
 def silent_ranks(job: Job) -> Verdict | None:
@@ -254,16 +300,16 @@ def broken_connections(job: Job) -> Verdict | None:
     if not job.consequences:
         return None
     events = [event for _, event in job.consequences[:4]]
+    if all(event.values.get("kind") == "store_lost" for _, event in job.consequences):
+        summary = "The host of the store went away, and the input does not say why."
+        return verdict_of(
+            "store_lost", None, "likely", summary, events, needs=["the log of rank 0 and of its launcher"]
+        )
     size = job.world_size or (max(job.ranks) + 1 if job.ranks else 0)
     absent = sorted(set(range(size)) - told)
     if told and absent and len(absent) <= len(told):
         summary = f"The others lost their connection to {name(absent)}, which left without an error of its own."
         return verdict_of("missing_rank", absent, "likely", summary, events, needs=[f"the log of {name(absent)}"])
-    if any(event.values.get("kind") == "store_lost" for event in events):
-        summary = "The host of the store went away, and the input does not say why."
-        return verdict_of(
-            "store_lost", None, "likely", summary, events, needs=["the log of rank 0 and of its launcher"]
-        )
     return verdict_of(
         "unknown", None, "unknown", "Connections broke, and no rank says why.", events, needs=["the logs of all ranks"]
     )
@@ -283,15 +329,21 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     dead_process,
     different_collectives,
     never_issued,
+    alone_in_it,
+    different_numbers,
+    late_rank,
     silent_ranks,
     all_wait,
     heartbeat_alone,
     broken_connections,
     nothing_failed,
 )
+LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
+# Whoever writes such a line is no more to blame than the others.
+EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
 CERTAIN = frozenset(
-    "rank_exception cuda_oom hardware_fault dataloader_worker_died dataloader_stalled fd_exhausted shm_exhausted"
-    " device_mapping port_in_use missing_rank mismatched_collectives uneven_inputs".split()
+    {"rank_exception", "cuda_oom", "hardware_fault", "dataloader_worker_died", "dataloader_stalled", "fd_exhausted"}
+    | {"shm_exhausted", "device_mapping", "port_in_use", "missing_rank", "mismatched_collectives", "uneven_inputs"}
 )
 _SUMMARIES = {
     "rank_exception": "raised an exception first; the others ended because of it",
@@ -305,7 +357,16 @@ _SUMMARIES = {
     "device_mapping": "two ranks have one GPU, or a GPU number does not exist",
     "port_in_use": "the port is taken by another process",
     "missing_rank": "did not arrive where the others waited; nothing says why",
-    "mismatched_collectives": "the ranks issued different collectives",
+    "mismatched_collectives": "the ranks issued different collectives, or have different models",
+    "uneven_inputs": "some ranks had no batches left",
+    "divergent_control_flow": "did not do the same as the other ranks: a part of the model got no gradient there",
+    "checkpoint_failed": "a checkpoint is broken or could not be written",
+    "nonfinite_loss": "the loss is not finite",
+    "rendezvous_failed": "the ranks did not find each other in time",
+    "launcher_misconfig": "the launcher, or its variables, do not fit the program",
+    "network_misconfig": "an interface, address or name of the network is wrong",
+    "network_unreachable": "a connection between hosts failed",
+    "peer_to_peer": "GPUs of one host cannot reach each other directly",
 }
 
 

@@ -26,8 +26,8 @@ ABSENT = 17
 def log(path: Path, rank: int, size: int) -> None:
     """Write a rank's log of about so many bytes."""
     lines = [
-        f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO train.py:88 step {step}"
-        f"/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | lr 3.0e-04 | 51234.2 tokens/s\n"
+        f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO"
+        f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | lr 3.0e-04 | 51234.2 tokens/s\n"
         for step in range(2000)
     ]
     block = "".join(lines).encode()
@@ -36,11 +36,14 @@ def log(path: Path, rank: int, size: int) -> None:
         f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
     )
     number = 99 if rank == ABSENT else 100
-    end = f"{group}  failure detected by watchdog at work sequence id: 100 PG status: last enqueued work: {number}, last completed work: 99\n"
+    end = (
+        f"{group}  failure detected by watchdog at work sequence id: 100"
+        f" PG status: last enqueued work: {number}, last completed work: 99\n"
+    )
     if rank != ABSENT:
         end = (
-            f"{prefix} Watchdog caught collective operation timeout: WorkNCCL(SeqNum=100, OpType=ALLREDUCE, NumelIn=9, NumelOut=9,"
-            f" Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n{end}"
+            f"{prefix} Watchdog caught collective operation timeout: WorkNCCL(SeqNum=100, OpType=ALLREDUCE,"
+            f" NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n{end}"
         )
     with path.open("wb") as file:
         while size > len(block):

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "scaffold")]
-from lookalikes import CASES, Case
+from lookalikes import CASES, Case  # noqa: E402
 
-from ddp_scaffold.explain.explain import explain
-from ddp_scaffold.explain.explanation import Verdict
+from ddp_scaffold.explain.explain import explain  # noqa: E402
+from ddp_scaffold.explain.explanation import Verdict  # noqa: E402
 
 
 def answer(case: Case, folder: Path) -> Verdict:

@@ -117,7 +117,7 @@ def dead_process(job: Job) -> Verdict | None:
     timed_out = {timeout.rank for timeout in job.timeouts}
     rows = [row for row in job.exits if row.code != -15 and not (row.code == -6 and _watchdog(job, row, timed_out))]
     if not rows or job.timeouts:
-        return None
+        return None if job.exits or job.timeouts or job.failures else _failed_line(job)
     begin = min(row.event.clock or 0.0 for row in rows)
     first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
     told = {rank for rank, _ in job.consequences}
@@ -135,6 +135,20 @@ def dead_process(job: Job) -> Verdict | None:
     summary = f"{name(ranks).capitalize()} ended with exit code {own[0].code}; the input does not have its exception."
     needs = [f"the output of {name(ranks)} (torchrun --log-dir, or @record for the traceback)"]
     return verdict_of("rank_exception", ranks, "likely", summary, [row.event for row in own], needs=needs)
+
+
+def _failed_line(job: Job) -> Verdict | None:
+    """The launcher's one line about a process, where its table is not there; it knows only the local rank."""
+    lines = [event for event in job.named["elastic_failed"] if event.values["x"] not in {"-15", "-6", "1"}]
+    if not lines:
+        return None
+    line = lines[0]
+    code = int(line.values["x"])
+    what = SIGNALS.get(code, f"exit code {code}")
+    summary = f"Local rank {line.values['lr']} ended by {what}; the input does not say which rank of the job that is."
+    needs = ["the launcher's table of failures", "dmesg of that host"]
+    kind = "rank_killed" if code < 0 else "rank_exception"
+    return verdict_of(kind, None, "likely", summary, [line], needs=needs)
 
 
 def different_collectives(job: Job) -> Verdict | None:
@@ -188,9 +202,10 @@ def alone_in_it(job: Job) -> Verdict | None:
     for counts in job.counts.values():
         others = [state for rank, state in counts.items() if rank != alone.rank]
         if others and all(state.completed >= (alone.sequence or 0) for state in others):
-            summary = f"{name([alone.rank or 0]).capitalize()} waits alone in {alone.collective}; the others are past that number."
+            who = name([alone.rank]).capitalize()
+            summary = f"{who} waits alone in {alone.collective}; the others are past that number."
             events = [alone.event, *(state.event for state in others[:3])]
-            return verdict_of("subset_collective", [alone.rank or 0], "likely", summary, events)
+            return verdict_of("subset_collective", [alone.rank], "likely", summary, events)
     return None
 
 

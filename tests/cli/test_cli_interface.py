@@ -44,12 +44,13 @@ OPTIONS = {
         "--json",
         "--template",
     },
+    "explain": {"PATH...", "--json"},
 }
 
 
 def test_option_set_is_frozen():
     root = typer.main.get_command(app)
-    assert {"new", "update", "presets"} == set(root.commands)
+    assert {"new", "update", "presets", "explain"} == set(root.commands)
     found = {name: command for name, command in {"": root, **root.commands}.items() if name in OPTIONS}
     for name, command in found.items():
         options = set()

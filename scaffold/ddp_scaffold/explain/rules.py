@@ -198,14 +198,14 @@ def alone_in_it(job: Job) -> Verdict | None:
     waiting = [timeout for timeout in job.timeouts if timeout.sequence is not None]
     if len(waiting) != 1 or waiting[0].rank is None:
         return None
-    alone = waiting[0]
+    alone, rank = waiting[0], waiting[0].rank
     for counts in job.counts.values():
-        others = [state for rank, state in counts.items() if rank != alone.rank]
+        others = [state for other, state in counts.items() if other != rank]
         if others and all(state.completed >= (alone.sequence or 0) for state in others):
-            who = name([alone.rank]).capitalize()
+            who = name([rank]).capitalize()
             summary = f"{who} waits alone in {alone.collective}; the others are past that number."
             events = [alone.event, *(state.event for state in others[:3])]
-            return verdict_of("subset_collective", [alone.rank], "likely", summary, events)
+            return verdict_of("subset_collective", [rank], "likely", summary, events)
     return None
 
 

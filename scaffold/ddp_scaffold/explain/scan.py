@@ -116,15 +116,16 @@ def _block(text: bytes, ahead: bytes, number: int, before: list[bytes], shapes: 
 
 
 def _long_lines(text: bytes, number: int, shapes: Shapes) -> Iterator[Hit]:
-    """Yield the hits of a block in which a line is very long: 4 kB around each marker word."""
-    end, seen = 0, 0
-    for found in shapes.markers.finditer(text):
-        if found.start() < end or seen >= MOST_ALIKE:
-            continue
-        seen += 1
-        line = text.count(b"\n", 0, found.start())
-        begin = max(text.rfind(b"\n", 0, found.start()) + 1, found.start() - 2000)
-        stop = text.find(b"\n", found.end(), found.end() + 2000)
-        end = stop if stop >= 0 else found.end() + 2000
-        around = [text[begin:end], *text[end + 1 : end + 8192].split(b"\n")]
-        yield Hit(number + line, around[0], around, 0)
+    """Yield the hits of a block in which a line is very long: each part that a progress bar has ended by itself.
+
+    Of a part that is still too long only both ends are looked at, so that the effort stays in proportion.
+    """
+    for offset, line in enumerate(text.split(b"\n")):
+        parts: list[bytes] = []
+        for part in line.split(b"\r"):
+            parts += [part] if len(part) <= LONGEST_LINE else [part[:4096], part[-4096:]]
+        stripped = [part.translate(None, DIGITS) for part in parts]
+        shapes.learn(set(stripped))
+        for index, shape in enumerate(stripped):
+            if shapes.interesting(shape):
+                yield Hit(number + offset, parts[index], parts, index)

@@ -27,7 +27,7 @@ def log(path: Path, rank: int, size: int) -> None:
     """Write a rank's log of about so many bytes."""
     lines = [
         f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO"
-        f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | lr 3.0e-04 | 51234.2 tokens/s\n"
+        f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | 9 it/s\n"
         for step in range(2000)
     ]
     block = "".join(lines).encode()

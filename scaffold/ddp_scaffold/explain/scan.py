@@ -65,7 +65,7 @@ class Shapes:
     def _with_a_word(self, shapes: list[bytes]) -> set[int]:
         """Return the indexes of those that have a marker word.
 
-        One search for each word through all of them: an expression of all words took four times as long on lines that all differ.
+        One search for each word: one expression of all words took four times as long on lines that all differ.
         """
         text = b"\n".join(shapes)
         begins = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))

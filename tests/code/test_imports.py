@@ -18,7 +18,7 @@ FLOORS = (
     ("commands",),
     ("creating", "doctor"),
     ("adopting", "updating"),
-    ("check",),
+    ("check", "explain"),
     ("template",),
     ("presets",),
     ("_output", "_git", "_signals"),

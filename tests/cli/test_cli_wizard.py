@@ -377,7 +377,7 @@ def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
     interrupted(child, work)
 
 
-@pytest.mark.parametrize("moment", ["1", "4", "end"])
+@pytest.mark.parametrize("moment", every(3, ["1", "4", "end"]))
 def test_signal_at_any_moment_of_a_question_is_like_ctrl_c(wizard, ask, work, moment):
     program = [sys.executable, str(Path(__file__).with_name("signal_at.py")), moment]
     child = wizard("demo", "--preset", "local", program=program)

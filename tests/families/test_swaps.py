@@ -93,6 +93,7 @@ SAYS = {
 }
 
 
+@pytest.mark.slow
 def test_a_broken_promise_says_why_it_matters_and_what_to_do(render: Callable[..., Path]) -> None:
     project = replaced(render({"package": "digits"}), "page")
     for name, (before, after) in BROKEN.items():

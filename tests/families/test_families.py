@@ -28,7 +28,8 @@ def test_linters_have_nothing_to_say(model: str, family: Family) -> None:
         tool(family(model), *command)
 
 
-@pytest.mark.parametrize("model", every(8, FAMILIES))  # `diffusion` is looked at in tests/runtime
+@pytest.mark.slow  # `diffusion` is looked at in tests/runtime
+@pytest.mark.parametrize("model", FAMILIES)
 def test_the_type_checker_has_nothing_to_say(model: str, family: Family, mypy_cache: Path) -> None:
     tool(family(model), "mypy", "--cache-dir", str(mypy_cache))
 
@@ -152,6 +153,7 @@ def test_sizes_that_a_network_takes_are_not_refused(
     assert trained.returncode == 0, trained.stderr
 
 
+@pytest.mark.slow
 def test_the_remedy_for_images_that_are_too_small_can_be_followed(family: Family, tmp_path: Path) -> None:
     for side, levels, remedy in ((1, "1", "pad the images in data.py"), (7, "3", "lower model.levels to 2 or less")):
         code = f"from digits import data\ndata.IMAGE_SHAPE = (1, {side}, 28)\n{LOADING}"

@@ -37,7 +37,7 @@ def project(render: Callable[..., Path]) -> Path:
     return render({"package": "demo", "model": "custom"}, name="names")
 
 
-@pytest.mark.parametrize("family", every(4, FAMILIES))
+@pytest.mark.parametrize("family", every(8, FAMILIES))
 def test_the_source_tells_the_same_names_as_training(render: Callable[..., Path], family: str) -> None:
     pytest.importorskip("torch", reason="imports the project")
     project = render({"package": "demo", "model": family}, name=f"names-{family}")

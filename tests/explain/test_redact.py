@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddp_scaffold._errors import UsageError
+from ddp_scaffold.explain.explain import explain
 from ddp_scaffold.explain.redact import redact
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lookalikes import CASES, Case
 
 PRIVATE = """\
 host      : gpu-a07.cs.uni-x.edu
@@ -78,3 +83,16 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         redact([str(tmp_path / "a.log")], tmp_path / "copy")
     with pytest.raises(UsageError, match="no text file"):
         redact([str(tmp_path / "none.log")], tmp_path / "new")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_copy_has_the_same_verdict(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(case.log)
+    (copy,) = redact([str(tmp_path / "job.log")], tmp_path / "copy")
+    one, other = (explain([str(path)])[0].verdict for path in (tmp_path / "job.log", copy))
+    assert (one.kind, one.first_ranks, one.phase, one.confidence) == (
+        other.kind,
+        other.first_ranks,
+        other.phase,
+        other.confidence,
+    )

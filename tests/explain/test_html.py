@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -103,6 +104,13 @@ def test_a_rank_that_differs_keeps_its_row() -> None:
     )
     drawn = bands(Explanation(whole.verdict, whole.ranks, spans))
     assert [ranges(lane.row.rank for lane in band) for band in drawn] == ["0-4", "5", "6-299", "300", "301-511"]
+
+
+def test_ranks_to_blame_stay_apart_even_if_they_are_alike() -> None:
+    whole = explanation(64)
+    rows = tuple(replace(row, role="culprit") if row.rank in (20, 21) else row for row in whole.ranks)
+    drawn = bands(Explanation(whole.verdict, rows, whole.timeline))
+    assert [[lane.row.rank for lane in band] for band in drawn if band[0].blamed] == [[5], [20], [21]]
 
 
 def test_an_unknown_verdict_without_a_timeline_is_a_page() -> None:

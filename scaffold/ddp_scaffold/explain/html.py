@@ -24,7 +24,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var
 h1 { font-size: 1.4rem; line-height: 1.3; margin: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
 p { margin: .5rem 0 } .pale, figcaption { color: var(--pale) } .kind { color: var(--mark) }
 code { font: .87em/1.45 ui-monospace, monospace } ul { padding-left: 1.2rem } li { margin: .3rem 0 }
-.wide { overflow-x: auto } figure { margin: 0 } figure svg { min-width: 640px; width: 100%; display: block }
+.wide { overflow-x: auto } figure { margin: 0 }
+figure svg { user-select: none; min-width: 640px; width: 100%; display: block }
 table { border-collapse: collapse; width: 100%; min-width: 560px } td, th { text-align: left; padding: .25rem .6rem;
   border-bottom: 1px solid var(--line); overflow-wrap: normal } tr.culprit { background: var(--blamed) }
 button { font: inherit; padding: .1rem .7rem; margin-right: .3rem } .buttons { margin: .3rem 0 }
@@ -49,7 +50,9 @@ SCRIPT = """
       tick.textContent = ((from - left + span * tick.dataset.tick) * scale).toFixed(digits) + " s";
   };
   const zoom = (factor, share) => { from += span * share * (1 - factor); span *= factor; show(); };
-  const share = event => (event.clientX - bars.getBoundingClientRect().left) / bars.getBoundingClientRect().width;
+  // of the pane behind the bars: the box of an inner svg grows with what is outside its view
+  const pane = document.getElementById("pane");
+  const share = event => (event.clientX - pane.getBoundingClientRect().left) / pane.getBoundingClientRect().width;
   bars.addEventListener("wheel", event => {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault(); zoom(event.deltaY < 0 ? 0.8 : 1.25, share(event));

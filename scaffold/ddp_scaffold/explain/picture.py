@@ -140,9 +140,11 @@ def draw(explanation: Explanation, text: Text) -> str:
         label = f"{mark}{_label(band)}{'  ✕' if lane.row.exit else ''}"
         names.append(f'<text x="{LEFT - 10}" y="{top + height / 2 + 4}" text-anchor="end"{name}>{text(label)}</text>')
         inner += [_bar(span, phases, (first, last), height * number, height, text) for span in lane.spans]
-    legend, end = _legend(phases, any(span.waiting for span in explanation.timeline), bottom + 48, text)
+    waits = next((phases.index(span.phase) for band in drawn for span in band[0].spans if span.waiting), None)
+    legend, end = _legend(phases, waits, bottom + 48, text)
     view = f'viewBox="0 0 {PLOT} {bottom - TOP}" preserveAspectRatio="none"'
-    bars = f'<svg id="bars" x="{LEFT}" y="{TOP}" width="{PLOT}" height="{bottom - TOP}" {view}'
+    pane = f'<rect id="pane" x="{LEFT}" y="{TOP}" width="{PLOT}" height="{bottom - TOP}" fill="none"/>'
+    bars = f'{pane}<svg id="bars" x="{LEFT}" y="{TOP}" width="{PLOT}" height="{bottom - TOP}" {view}'
     bars += f' data-seconds="{last - first:.6f}"><rect width="{PLOT}" height="{bottom - TOP}" fill="transparent"/>'
     return (
         f'<svg viewBox="0 0 {WIDTH} {end + 12}" role="img" aria-label="{text(_told(drawn))}">{_hatches(phases)}'
@@ -195,9 +197,9 @@ def _axis(seconds: float, bottom: float) -> str:
     return "".join(found)
 
 
-def _legend(phases: Sequence[str], waits: bool, top: float, text: Text) -> tuple[str, float]:
+def _legend(phases: Sequence[str], waits: int | None, top: float, text: Text) -> tuple[str, float]:
     boxes = [(_short(phase, 40), colour_of(phase)) for phase in phases[:40]]
-    boxes += [("waits for other ranks", "url(#waits0)")] if waits else []
+    boxes += [("waits for other ranks", f"url(#waits{waits})")] if waits is not None else []
     found, x = [], 20.0
     for name, fill in boxes:
         wide = 34 + 6.6 * len(name)

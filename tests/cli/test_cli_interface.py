@@ -46,7 +46,7 @@ OPTIONS = {
         "--json",
         "--template",
     },
-    "explain": {"PATH...", "--json"},
+    "explain": {"PATH...", "--html", "--json", "--redact"},
 }
 
 

@@ -551,4 +551,22 @@ CASES: tuple[Case, ...] = (
         .replace("[Rank 4]", "[Rank 0]")
         .replace("[Rank 6]", "[Rank 1]"),
     ),
+    Case(
+        "heartbeat-several",
+        "unknown",
+        None,
+        "".join(
+            f"[rank{rank}]:[E419 10:53:25.421620797 ProcessGroupNCCL.cpp:1484] [PG ID 2 PG GUID 9 Rank {rank}] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
+            for rank in (2, 4)
+        ),
+    ),
+    Case(
+        "rank0-flat",
+        "rank0_work",
+        (0,),
+        "Running tokenizer on dataset: 47%|### | 3169/6811 [30:11<38:27, 1578.58 examples/s]Traceback (most recent call last):\n"
+        'File "/home/user/proj/train.py", line 94, in\nmain()\nFile "/home/user/proj/data.py", line 5, in main\nbarrier()\n'
+        + UNIQUE
+        + "\n",
+    ),
 )

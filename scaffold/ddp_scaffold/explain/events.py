@@ -285,7 +285,7 @@ BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
-FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in (?P<function>\S+)')
+FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
 STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
 
@@ -382,6 +382,7 @@ class Reader:
         """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""
         before = line.text[: line.text.index("Traceback (most")]
         frames: list[re.Match[str]] = []
+        flat = False
         for offset, raw in enumerate(hit.after(300), 1):
             text = decode(raw)
             part = parse(text)
@@ -390,6 +391,9 @@ class Reader:
             body = text[len(before) :] if before.strip() and text.startswith(before) else part.body
             if frame := FRAME.match(body):
                 frames.append(frame)
+                flat = body.startswith("File")  # the indentation was lost when somebody pasted it
+                continue
+            if flat and not EXCEPTION_LINE.match(body):
                 continue
             if body[:1] in {" ", "", "^", "~", "+", "|"}:
                 continue

@@ -350,22 +350,23 @@ def ended_early(job: Job) -> Verdict | None:
 
 
 def heartbeat_alone(job: Job) -> Verdict | None:
-    """The heartbeat monitor ended a process, and no collective had timed out: its watchdog thread was held up."""
+    """The heartbeat monitor ended processes, and no collective had timed out: what held up the watchdog threads?"""
     beats = job.named["heartbeat"]
     if not beats:
         return None
-    ranks = [beat.origin.rank for beat in beats if beat.origin.rank is not None]
+    ranks = {beat.origin.rank for beat in beats if beat.origin.rank is not None}
+    if len(ranks) > 1:  # of several ranks at once: rather a hang of all than a monitor that was too strict
+        summary = (
+            f"The heartbeat monitors of {name(ranks)} ended their processes though no collective had timed out: a"
+            " call of CUDA or NCCL does not return on each of them. None of them is known to be the first."
+        )
+        needs = [f"`py-spy dump --native` of {name(ranks)} while they hang", "the flight-recorder dump of each rank"]
+        return verdict_of("unknown", None, "unknown", summary, beats, needs=needs)
     summary = (
         "The heartbeat monitor ended the process though no collective had timed out: its watchdog thread was held up."
     )
-    return verdict_of(
-        "watchdog_false_positive",
-        ranks or None,
-        "likely",
-        summary,
-        beats,
-        needs=["`py-spy dump --native` of that rank"],
-    )
+    needs = ["`py-spy dump --native` of that rank"]
+    return verdict_of("watchdog_false_positive", ranks or None, "likely", summary, beats, needs=needs)
 
 
 def broken_connections(job: Job) -> Verdict | None:

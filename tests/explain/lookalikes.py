@@ -368,7 +368,10 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     Case(
-        "device", "device_mapping", None, WARN + "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000\n"
+        "device",
+        "device_mapping",
+        (0, 1),
+        WARN + "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000\n",
     ),
     Case(
         "device-ordinal",
@@ -481,4 +484,89 @@ CASES: tuple[Case, ...] = (
     Case("unknown-victim-old", "unknown", None, watchdog(3, 55, torch="1.9")),
     Case("unknown-all", "unknown", None, "World size: 2\n" + watchdog(0, 55) + watchdog(1, 55)),
     Case("unknown-nothing", "unknown", None, "step 1\nstep 2\n"),
+    Case(
+        "rank0-bar",
+        "rank0_work",
+        (0,),
+        "Running tokenizer on dataset:  47%|####  | 3169/6811 [10:02<11:27, 1578.58 examples/s]"
+        + raised(None, UNIQUE).replace("Socket Timeout", "Socket Timeout\n"),
+    ),
+    Case(
+        "rank0-first",
+        "rank0_work",
+        (0,),
+        raised(None, UNIQUE).replace("in main\n", "in main_process_first\n"),
+    ),
+    Case("pbs-walltime", "time_limit", None, "step 9\n=>> PBS: job killed: walltime 86415 exceeded limit 86400\n"),
+    Case("pbs-mem", "host_oom_kill", None, "=>> PBS: job killed: mem 33560316kb exceeded limit 33554432kb\n"),
+    Case(
+        "pbs-node",
+        "node_failure",
+        None,
+        "=>> PBS: job killed: node 1 (n2) requested job terminate, 'EOF' (code 1099) - received SISTER_EOF attempting to communicate with sister MOM's\n",
+    ),
+    Case(
+        "host-oom-tasks",
+        "host_oom_kill",
+        (1, 2, 3, 6),
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0. Some of the step tasks have been OOM Killed.\nsrun: error: n1: tasks 1-3,6: Out Of Memory\n",
+    ),
+    Case(
+        "rdzv-connect",
+        "rendezvous_failed",
+        None,
+        raised(None, "RuntimeError: connect() timed out. Original timeout was 60000 ms."),
+    ),
+    Case(
+        "gloo-mesh",
+        "network_misconfig",
+        None,
+        raised(None, "RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"),
+    ),
+    Case(
+        "ecc-old",
+        "hardware_fault",
+        (1,),
+        "[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered\n",
+    ),
+    Case(
+        "heartbeat-wrapped",
+        "watchdog_false_positive",
+        (6,),
+        "[rank6]:[E429 13:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] ProcessGroupNCCL'\ns watchdog got stuck for 480 seconds without making progress\n",
+    ),
+    Case(
+        "uneven-finished",
+        "uneven_inputs",
+        (1,),
+        "[rank1]: Training finished after 99 steps\n" + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case(
+        "sub-groups",
+        "unknown",
+        None,
+        (watchdog(4, 57) + watchdog(6, 216))
+        .replace("[PG ID 0 PG GUID 0(default_pg) Rank 4]", "[PG ID 11 PG GUID 112 Rank 0]")
+        .replace("[PG ID 0 PG GUID 0(default_pg) Rank 6]", "[PG ID 11 PG GUID 119 Rank 1]")
+        .replace("[Rank 4]", "[Rank 0]")
+        .replace("[Rank 6]", "[Rank 1]"),
+    ),
+    Case(
+        "heartbeat-several",
+        "unknown",
+        None,
+        "".join(
+            f"[rank{rank}]:[E419 10:53:25.421620797 ProcessGroupNCCL.cpp:1484] [PG ID 2 PG GUID 9 Rank {rank}] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
+            for rank in (2, 4)
+        ),
+    ),
+    Case(
+        "rank0-flat",
+        "rank0_work",
+        (0,),
+        "Running tokenizer on dataset: 47%|### | 3169/6811 [30:11<38:27, 1578.58 examples/s]Traceback (most recent call last):\n"
+        'File "/home/user/proj/train.py", line 94, in\nmain()\nFile "/home/user/proj/data.py", line 5, in main\nbarrier()\n'
+        + UNIQUE
+        + "\n",
+    ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .lines import Line, Origin, decode, parse
 from .scan import Hit
@@ -119,6 +119,13 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "Job step aborted|Force Terminated|Terminating",
         r"srun: (?:Job step aborted|Force Terminated|error: Node failure|Terminating).*",
     ),
+    _r("pbs", "PBS: job killed", r"PBS: job killed: (?P<why>.*)"),
+    _r("lsf", "TERM_", r"(?P<why>TERM_(?:RUNLIMIT|MEMLIMIT|PREEMPT)\b.*)"),
+    _r(
+        "timeout_set",
+        "ddp_timeout|NCCL_TIMEOUT",
+        r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
+    ),
     _r(
         "shell_death",
         " Killed| Aborted|Segmentation fault| Bus error",
@@ -200,7 +207,11 @@ SIGNS: tuple[Sign, ...] = (
         "DataLoader worker",
         r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)",
     ),
-    _s("device_mapping", "Duplicate GPU detected|invalid device ordinal"),
+    _s(
+        "device_mapping",
+        "Duplicate GPU detected|invalid device ordinal",
+        r"Duplicate GPU detected(?: : (?P<missing>rank \d+ and rank \d+))?|invalid device ordinal",
+    ),
     _s("port_in_use", "Address already in use|EADDRINUSE"),
     _s(CONSEQUENCE, "successfully reached monitoredBarrier"),
     _s(
@@ -239,7 +250,7 @@ SIGNS: tuple[Sign, ...] = (
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
         " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
         r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        r" resolution|connectFullMesh failed.*127\.|ibv_\w+ failed with (?:error )?22|interface .* not found",
+        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found",
     ),
     _s(
         "peer_to_peer",
@@ -249,9 +260,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "rendezvous_failed",
-        "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError",
-        r"client socket has timed out|RendezvousTimeoutError|waiting for clients\. \d+/\d+ clients"
-        r" joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
+        "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
+        "|connect() timed out",
+        r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
+        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
     ),
     _s(
         "network_unreachable",
@@ -268,10 +280,12 @@ SIGNS: tuple[Sign, ...] = (
         "|Connection refused|SIGTERM",
     ),
 )
-MISSING_NUMBERS = re.compile(r"\d+")
+# tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
+BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\w ]*(?:/s|s/\w+)")
+STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
-FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in (?P<function>\S+)')
+FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
 STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
 
@@ -301,7 +315,12 @@ class Reader:
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
 
     def events(self, hit: Hit) -> Iterator[Event]:
-        """Yield what a line says."""
+        """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
+        for event in self._events(hit):
+            elapsed = _elapsed(hit) if event.name in STATES_A_WAIT else None
+            yield event if elapsed is None else replace(event, values={**event.values, "elapsed": str(elapsed)})
+
+    def _events(self, hit: Hit) -> Iterator[Event]:
         if hit.number in self.taken:
             return
         line = parse(decode(hit.raw))
@@ -319,6 +338,8 @@ class Reader:
                     yield from self._elastic_row(hit, line, found)
                     return
                 values = {key: value for key, value in found.groupdict().items() if value is not None}
+                if recogniser.name == "heartbeat" and line.origin.rank is None:
+                    line = _begun_above(hit, line)
                 yield self._event(recogniser.name, hit.number, line, values)
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
@@ -361,6 +382,7 @@ class Reader:
         """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""
         before = line.text[: line.text.index("Traceback (most")]
         frames: list[re.Match[str]] = []
+        flat = False
         for offset, raw in enumerate(hit.after(300), 1):
             text = decode(raw)
             part = parse(text)
@@ -369,6 +391,9 @@ class Reader:
             body = text[len(before) :] if before.strip() and text.startswith(before) else part.body
             if frame := FRAME.match(body):
                 frames.append(frame)
+                flat = body.startswith("File")  # the indentation was lost when somebody pasted it
+                continue
+            if flat and not EXCEPTION_LINE.match(body):
                 continue
             if body[:1] in {" ", "", "^", "~", "+", "|"}:
                 continue
@@ -401,6 +426,22 @@ class Reader:
 
 def _missing(found: re.Match[str]) -> dict[str, str]:
     return {"missing": found["missing"]} if "missing" in found.re.groupindex and found["missing"] else {}
+
+
+def _elapsed(hit: Hit) -> int | None:
+    """Return the longest time, in seconds, that progress bars on a line and the three before it show."""
+    found = [bar for raw in (hit.raw, *hit.before(3)) for bar in BAR.finditer(decode(raw))]
+    times = [(int(bar["h"] or 0) * 60 + int(bar["m"])) * 60 + int(bar["s"]) for bar in found]
+    return max(times, default=None)
+
+
+def _begun_above(hit: Hit, line: Line) -> Line:
+    """Return a line with the origin of the one before it, where that is the first half of a wrapped message."""
+    for raw in hit.before(1):
+        above = parse(decode(raw))
+        if above.origin.rank is not None and "ProcessGroupNCCL" in above.text:
+            return replace(line, origin=above.origin, clock=above.clock)
+    return line
 
 
 def _joined(recogniser: Recogniser, hit: Hit) -> re.Match[str] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .events import CONSEQUENCE, Event
 
 FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=\D|$)")
 SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
+WATCHDOG_RANK = re.compile(r"^\[[EWF] ProcessGroupNCCL[^\]]*\] \[Rank (\d+)\]")  # before torch 2.2
 FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
 
@@ -80,7 +81,7 @@ def gather(events: Iterable[Event]) -> Job:
     every = list(events)
     job = Job(files=len({event.file for event in every}))
     rows = [event for event in every if event.name == "elastic_row"]
-    local = _local_ranks(rows)
+    local = LocalRanks(rows)
     launcher = bool(rows) or any(event.name in {"launcher_kill", "elastic_failed"} for event in every)
     for event in every:
         rank = _rank(event, local, tasks_are_ranks=not launcher)
@@ -95,20 +96,41 @@ def gather(events: Iterable[Event]) -> Job:
     return job
 
 
-def _local_ranks(rows: Iterable[Event]) -> Mapping[int, int] | None:
-    """Return local rank -> rank, or None where several hosts make that ambiguous."""
-    pairs: dict[int, int] = {}
-    for row in rows:
-        here, rank = int(row.values["lr"]), int(row.values["r"])
-        if pairs.setdefault(here, rank) != rank:
-            return None
-    return pairs
+class LocalRanks:
+    """Which rank a local rank is, by the tables of torchelastic: each speaks for one node only."""
+
+    def __init__(self, rows: Iterable[Event]) -> None:
+        self.seen: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self.tables = False
+        for row in rows:
+            self.tables = True
+            for place in (row.file, _folder(row.file), ""):
+                self.seen[place, int(row.values["lr"])].add(int(row.values["r"]))
+
+    def rank(self, file: str, local: int) -> int | None:
+        """Return the rank: by the table in the same file, else of the same folder, else of all, if that is one."""
+        for place in (file, _folder(file), ""):
+            if ranks := self.seen.get((place, local)):
+                return next(iter(ranks)) if len(ranks) == 1 else None
+        return None if self.several_nodes() else local
+
+    def several_nodes(self) -> bool:
+        """Tell whether a table shows that ranks are not local ranks, or that one local rank is several ranks."""
+        return any({local} != ranks for (place, local), ranks in self.seen.items() if not place)
 
 
-def _rank(event: Event, local: Mapping[int, int] | None, *, tasks_are_ranks: bool) -> int | None:
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0] + "/"
+
+
+def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | None:
     origin = event.origin
     if origin.rank is not None:
         return origin.rank
+    if event.name == "group_status" and (event.values.get("id") or event.values.get("short")) != "0":
+        return None  # the rank within a sub-group, which is not the rank of the job
+    if event.name in {"sign", "thread_ended"} and (found := WATCHDOG_RANK.search(event.text)):
+        return int(found[1])
     if event.name in {"elastic_row", "lightning", "timeout", "group_status"} and "r" in event.values:
         return int(event.values["r"])
     if tasks_are_ranks and (found := SRUN_TASK.search(event.text)):
@@ -118,8 +140,8 @@ def _rank(event: Event, local: Mapping[int, int] | None, *, tasks_are_ranks: boo
     here = origin.local_rank
     if here is None and (found := FILE_LOCAL.search(event.file)):
         here = int(found[1])
-    if here is not None and local is not None:
-        return local.get(here, here)
+    if here is not None:
+        return local.rank(event.file, here)
     return origin.task if tasks_are_ranks else None
 
 
@@ -150,13 +172,19 @@ def _take_failure(job: Job, event: Event, rank: int | None) -> None:
 
 
 def _world_size(job: Job) -> int | None:
-    """Return the number of ranks, where a line states it or the sizes of a gathering collective give it."""
+    """Return the number of ranks, where a line states it or the sizes of a gathering collective give it.
+
+    These give the size of a process group: that is the job only where no line tells of a second group.
+    """
     for event in (*job.named["lightning"], *job.named["world_size"]):
         if size := event.number("w") or event.number("n"):
             return size
+    within = [timeout.event for timeout in job.timeouts if timeout.event.values.get("r")]
+    if len(job.counts) > 1 or any(e.origin.rank not in {None, e.number("r")} for e in within):
+        return None
     for timeout in job.timeouts:
         if timeout.sizes and min(timeout.sizes) > 0:
             small, large = sorted(timeout.sizes)
             if any(part in timeout.operation for part in ("ALLGATHER", "REDUCE_SCATTER")) and large % small == 0:
-                return large // small if large > small else None
+                return large // small if large // small > max(job.ranks, default=0) and large > small else None
     return None

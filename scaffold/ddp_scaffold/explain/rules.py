@@ -7,8 +7,10 @@ usually the victim. Messages that only tell of another rank's failure come last.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from .events import Event
@@ -27,7 +29,7 @@ def judge(job: Job) -> Verdict:
     """Return the verdict of the first rule that has one."""
     for rule in RULES:
         if verdict := rule(job):
-            return verdict
+            return _with_setting(job, verdict)
     return verdict_of(
         "unknown",
         None,
@@ -77,7 +79,49 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
         if kind and not any(_before(other, event) is not False for other in earlier):
             what = "preempted the job" if kind == "preempted" else "ended the job at its time limit"
             return verdict_of(kind, None, "certain", f"The scheduler has {what}; nothing failed before.", [event])
+    return _other_scheduler(job)
+
+
+def _other_scheduler(job: Job) -> Verdict | None:
+    """What PBS and LSF write into the job's output."""
+    for event in (*job.named["pbs"], *job.named["lsf"]):
+        why = event.values["why"]
+        failed = any(_before(other, event) is not False for _, _, other in job.failures)
+        if ("walltime" in why or "RUNLIMIT" in why) and not failed:
+            summary = "The scheduler has ended the job at its time limit; nothing failed before."
+            return verdict_of("time_limit", None, "certain", summary, [event])
+        if "PREEMPT" in why and not failed:
+            return verdict_of("preempted", None, "certain", "The scheduler has preempted the job.", [event])
+        if "mem" in why or "MEMLIMIT" in why:
+            summary = "The scheduler has ended the job because it used more memory than it had asked for."
+            return verdict_of("host_oom_kill", None, "certain", summary, [event])
+        if "SISTER_EOF" in why or "communicate with sister" in why:
+            return verdict_of("node_failure", None, "likely", "The scheduler has lost a node of the job.", [event])
     return None
+
+
+def work_beside_a_barrier(job: Job) -> Verdict | None:
+    """Others wait for rank 0 in a barrier, and a progress bar has run as long as the timeout, or the stack tells."""
+    waits = [timeout.event for timeout in job.timeouts if timeout.sizes == (1, 1)]
+    waiting = {timeout.rank for timeout in job.timeouts}
+    if not waits:
+        waits = [event for _, _, event in job.failures if "store->get" in event.text and "from [0]" in event.text]
+        waiting = {int(found[1]) for event in waits if (found := re.search(r"\[(\d+)\] is setting up", event.text))}
+    if not waits or 0 in waiting or None in waiting:
+        return None
+    limits = {timeout.limit_ms / 1000 for timeout in job.timeouts if timeout.limit_ms} or {600.0, 1800.0}
+    bar = any(_near(event.number("elapsed"), limit) for event in waits for limit in limits)
+    stack = any(FIRST.search(event.values.get("functions", "")) for event in waits)
+    if not bar and not stack:
+        return None
+    how = "a progress bar had run for about as long" if bar else "the stack shows a `rank 0 first` block"
+    others = name(rank for rank in waiting if rank is not None)
+    summary = f"Rank 0 worked alone while {others} waited for it in a barrier, for longer than the timeout; {how}."
+    return verdict_of("rank0_work", [0], "likely", summary, waits)
+
+
+def _near(elapsed: int | None, limit: float) -> bool:
+    return elapsed is not None and abs(elapsed - limit) <= 0.1 * limit
 
 
 def first_named_failure(job: Job) -> Verdict | None:
@@ -96,13 +140,13 @@ def first_named_failure(job: Job) -> Verdict | None:
         kind, rank, event = special[0]
     if kind == "rank_exception" and event.values.get("kind") is None and rank is None:
         rank = _only_failed(job)
-    ranks = _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
+    tasks = _tasks_out_of_memory(job) if kind == "host_oom_kill" else []
+    ranks = tasks or _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
     ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
     if kind in EVERY_RANK_REPORTS:
         ranks = []
-    confidence: Confidence = (
-        "certain" if kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS) else "likely"
-    )
+    stated = kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS)
+    confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
     who = name(ranks) if ranks else "all ranks" if kind in EVERY_RANK_REPORTS else "a rank that the input does not name"
     summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
     if _named_ranks(event) and rank is not None:
@@ -129,7 +173,9 @@ def dead_process(job: Job) -> Verdict | None:
     ranks = [row.rank for row in own]
     if all(row.code < 0 for row in own):
         signal = ", ".join(sorted({SIGNALS.get(row.code, f"signal {-row.code}") for row in own}))
-        sure: Confidence = "certain" if len(own) == 1 else "likely"
+        complete = {row.rank for row in job.exits} >= set(range(max(row.rank for row in job.exits) + 1))
+        others = all(row.code == -15 or row.rank in told for row in job.exits if row.rank not in ranks)
+        sure: Confidence = "certain" if len(own) == 1 and complete and others and len(job.exits) > 1 else "likely"
         summary = f"{name(ranks).capitalize()} ended by {signal}, before any other rank; nothing says who sent it."
         return verdict_of("rank_killed", ranks, sure, summary, [row.event for row in own])
     summary = f"{name(ranks).capitalize()} ended with exit code {own[0].code}; the input does not have its exception."
@@ -173,15 +219,16 @@ def different_collectives(job: Job) -> Verdict | None:
             f"{name([t.rank or 0])} {t.collective} of {t.sizes[0] if t.sizes else '?'}" for t in waiting[:4]
         )
         summary = f"Ranks wait in different collectives under one number: {calls}."
-        sure: Confidence = "certain" if groups else "likely"
+        unlike = len({t.operation for t in waiting}) > 1 or waiting[0].operation == "ALLREDUCE"
+        sure: Confidence = "certain" if groups and unlike else "likely"
         return verdict_of("mismatched_collectives", ranks, sure, summary, [timeout.event for timeout in waiting])
     return None
 
 
 def never_issued(job: Job) -> Verdict | None:
     """A rank whose last enqueued collective lies before the one that others wait in: it never came."""
-    for counts in job.counts.values():
-        stuck = [t for t in job.timeouts if t.rank in counts and t.sequence is not None]
+    for group, counts in job.counts.items():
+        stuck = [t for t in job.timeouts if t.rank in counts and t.sequence is not None and _of(job, t, group)]
         if not stuck:
             continue
         number = max(t.sequence or 0 for t in stuck)
@@ -290,23 +337,36 @@ def all_wait(job: Job) -> Verdict | None:
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
 
 
+def ended_early(job: Job) -> Verdict | None:
+    """A rank says that it is done while others wait in a collective: it had fewer steps."""
+    waiting = {timeout.rank for timeout in job.timeouts}
+    done = [e for e in job.named["finished"] if e.origin.rank is not None and e.origin.rank not in waiting]
+    if not waiting or not done:
+        return None
+    ranks = [event.origin.rank for event in done if event.origin.rank is not None]
+    others = name(rank for rank in waiting if rank is not None)
+    summary = f"{name(ranks).capitalize()} had finished while {others} waited for the next collective: unequal steps."
+    return verdict_of("uneven_inputs", ranks, "likely", summary, [*done[:2], *(t.event for t in job.timeouts[:2])])
+
+
 def heartbeat_alone(job: Job) -> Verdict | None:
-    """The heartbeat monitor ended a process, and no collective had timed out: its watchdog thread was held up."""
+    """The heartbeat monitor ended processes, and no collective had timed out: what held up the watchdog threads?"""
     beats = job.named["heartbeat"]
     if not beats:
         return None
-    ranks = [beat.origin.rank for beat in beats if beat.origin.rank is not None]
+    ranks = {beat.origin.rank for beat in beats if beat.origin.rank is not None}
+    if len(ranks) > 1:  # of several ranks at once: rather a hang of all than a monitor that was too strict
+        summary = (
+            f"The heartbeat monitors of {name(ranks)} ended their processes though no collective had timed out: a"
+            " call of CUDA or NCCL does not return on each of them. None of them is known to be the first."
+        )
+        needs = [f"`py-spy dump --native` of {name(ranks)} while they hang", "the flight-recorder dump of each rank"]
+        return verdict_of("unknown", None, "unknown", summary, beats, needs=needs)
     summary = (
         "The heartbeat monitor ended the process though no collective had timed out: its watchdog thread was held up."
     )
-    return verdict_of(
-        "watchdog_false_positive",
-        ranks or None,
-        "likely",
-        summary,
-        beats,
-        needs=["`py-spy dump --native` of that rank"],
-    )
+    needs = ["`py-spy dump --native` of that rank"]
+    return verdict_of("watchdog_false_positive", ranks or None, "likely", summary, beats, needs=needs)
 
 
 def broken_connections(job: Job) -> Verdict | None:
@@ -340,9 +400,11 @@ def nothing_failed(job: Job) -> Verdict | None:
 
 RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     scheduler_ended_it,
+    work_beside_a_barrier,
     first_named_failure,
     dead_process,
     different_collectives,
+    ended_early,
     never_issued,
     alone_in_it,
     different_numbers,
@@ -353,6 +415,7 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     broken_connections,
     nothing_failed,
 )
+FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
 LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
 # Whoever writes such a line is no more to blame than the others.
 EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
@@ -383,6 +446,64 @@ _SUMMARIES = {
     "network_unreachable": "a connection between hosts failed",
     "peer_to_peer": "GPUs of one host cannot reach each other directly",
 }
+
+
+def _alone(job: Job, kind: str, ranks: Sequence[int], event: Event) -> bool:
+    """Tell whether the input excludes that another rank failed before: nothing else may have come first.
+
+    Ranks that a message names itself (a monitored barrier, a GPU that two share) need no witness. Else the other ranks
+    must be seen to be victims, in the launcher's table or by what they say.
+    """
+    if kind in EVERY_RANK_REPORTS or _named_ranks(event) or (kind in START and event.name == "exception"):
+        return True
+    if not ranks:
+        return False
+    for _, other, item in job.failures:
+        if other not in ranks and item is not event and (other is None or _before(event, item) is not True):
+            return False
+    told = {rank for rank, _ in job.consequences} | {timeout.rank for timeout in job.timeouts}
+    rows = [row for row in job.exits if row.rank not in ranks]
+    if any(row.code not in {-15, -6} and row.rank not in told for row in rows):
+        return False
+    return bool(rows or (told - {None, *ranks}))
+
+
+def _of(job: Job, timeout: Timeout, group: str) -> bool:
+    """Tell whether a timeout happened in a group: a line of the same rank that names group and number says so."""
+    if len(job.counts) == 1:
+        return True
+    for event in job.named["group_status"]:
+        of = event.values.get("guid") or event.values.get("short") or "0"
+        if of == group and event.number("w") == timeout.sequence and event.origin.rank == timeout.rank:
+            return True
+    return False
+
+
+def _tasks_out_of_memory(job: Job) -> list[int]:
+    """Return the tasks that srun calls out of memory, where it started the ranks itself."""
+    if job.exits or job.named["elastic_failed"] or job.named["launcher_kill"]:
+        return []
+    ranks: list[int] = []
+    for event in job.named["slurm_task"]:
+        if event.values["what"].startswith("Out Of Memory"):
+            for part in event.values["tasks"].split(","):
+                first, _, last = part.partition("-")
+                ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def _with_setting(job: Job, verdict: Verdict) -> Verdict:
+    """Add that a timeout which somebody has set was not the one that fired."""
+    limits = sorted({timeout.limit_ms // 1000 for timeout in job.timeouts if timeout.limit_ms})
+    for event in job.named["timeout_set"]:
+        wanted = event.number("v")
+        if limits and wanted is not None and not {wanted, wanted / 1000} & set(limits):
+            text = (
+                f"the timeout that fired is {limits[0]} s, so {event.values['name']}={wanted} did not reach this"
+                " process group: pass timeout= to init_process_group and to each new_group"
+            )
+            return replace(verdict, advice=(*verdict.advice, text))
+    return verdict
 
 
 def _missing(
@@ -428,7 +549,7 @@ def _earliest(failures: Sequence[tuple[str, int | None, Event]]) -> tuple[str, i
 
 def _named_ranks(event: Event) -> list[int]:
     """Return the ranks that a message itself calls missing."""
-    return [int(part) for part in event.values.get("missing", "").replace(" ", "").split(",") if part]
+    return [int(part) for part in re.findall(r"\d+", event.values.get("missing", ""))]
 
 
 def _only_failed(job: Job) -> int | None:

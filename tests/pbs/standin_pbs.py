@@ -196,7 +196,9 @@ def mpiexec(arguments: list[str]) -> int:
     while arguments[0].startswith("-"):
         name, equals, value = arguments.pop(0).lstrip("-").partition("=")
         settings[name] = value if equals else arguments.pop(0)
-    known = {"n", "map-by", "x"} if kind.startswith("openmpi") else {"n", "ppn"} | ({"depth"} if kind == "pals" else set())
+    known = (
+        {"n", "map-by", "x"} if kind.startswith("openmpi") else {"n", "ppn"} | ({"depth"} if kind == "pals" else set())
+    )
     if unknown := set(settings) - known - {"cpu-bind"}:
         print(f"mpiexec: unrecognized argument {unknown.pop()}", file=sys.stderr)
         return 255

@@ -387,35 +387,6 @@ def test_interfaces_that_will_not_do(part: Part, variables: dict[str, str], says
     assert all(one.blocks for one in found)
 
 
-def test_adapters_are_read_from_the_kernel(part: Part, tmp_path: Path) -> None:
-    adapters = part("preflight.adapters")
-    for name, state, sent in (("mlx5_0", "4: ACTIVE", 100), ("mlx5_1", "1: DOWN", 0)):
-        port = tmp_path / "infiniband" / name / "ports" / "1"
-        (port / "counters").mkdir(parents=True)
-        for file, content in (("state", state), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
-            (port / file).write_text(content + "\n")
-        (port / "counters" / "port_xmit_data").write_text(f"{sent}\n")
-    table = tmp_path / "dev"
-    line = "{:>6}: 1 2 3 4 5 6 7 8 {} 10 11 12 13 14 15 16\n"
-    table.write_text("head\nhead\n" + line.format("lo", 9) + line.format("ib0", 5))
-    known = adapters.adapters(tmp_path)
-    assert [(one.name, one.active, one.sent) for one in known] == [("mlx5_0", True, 400), ("mlx5_1", False, 0)]
-
-    def check(**variables: str) -> Any:
-        return adapters.check_adapters(known, True, True, variables)
-
-    assert check() == ("1 ACTIVE of 2, InfiniBand 200 Gb/sec", [])
-    assert "NCCL_IB_HCA=mlx5_1 takes is ACTIVE" in check(NCCL_IB_HCA="mlx5_1")[1][0].what
-    assert check(NCCL_IB_HCA="=mlx5_0:1")[1] == []
-    assert len(check(NCCL_IB_HCA="=mlx5_0:2")[1]) == 1
-    assert check(NCCL_IB_HCA="^mlx5_1")[1] == []
-    down = [one for one in known if not one.active]
-    assert len(adapters.check_adapters(down, True, True, {})[1]) == 1
-    assert adapters.check_adapters(down, True, True, {"NCCL_IB_DISABLE": "1"})[1] == []
-    assert adapters.check_adapters(down, False, True, {})[1] == [], "inside one node NCCL needs none"
-    assert adapters.check_adapters([], True, True, {}) == ("-", [])
-
-
 @pytest.mark.parametrize(
     ("variables", "files", "missing"),
     [
@@ -474,6 +445,35 @@ def test_a_job_without_its_plugin_ends_before_nccl(part: Part, monkeypatch: pyte
         errors.ConfigError, match=r"rank 1 \(n2\): NCCL_NET=AWS Libfabric names a network plugin, and no"
     ):
         groups.setup_distributed(job)
+
+
+def test_adapters_are_read_from_the_kernel(part: Part, tmp_path: Path) -> None:
+    adapters = part("preflight.adapters")
+    for name, state, sent in (("mlx5_0", "4: ACTIVE", 100), ("mlx5_1", "1: DOWN", 0)):
+        port = tmp_path / "infiniband" / name / "ports" / "1"
+        (port / "counters").mkdir(parents=True)
+        for file, content in (("state", state), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
+            (port / file).write_text(content + "\n")
+        (port / "counters" / "port_xmit_data").write_text(f"{sent}\n")
+    table = tmp_path / "dev"
+    line = "{:>6}: 1 2 3 4 5 6 7 8 {} 10 11 12 13 14 15 16\n"
+    table.write_text("head\nhead\n" + line.format("lo", 9) + line.format("ib0", 5))
+    known = adapters.adapters(tmp_path)
+    assert [(one.name, one.active, one.sent) for one in known] == [("mlx5_0", True, 400), ("mlx5_1", False, 0)]
+
+    def check(**variables: str) -> Any:
+        return adapters.check_adapters(known, True, True, variables)
+
+    assert check() == ("1 ACTIVE of 2, InfiniBand 200 Gb/sec", [])
+    assert "NCCL_IB_HCA=mlx5_1 takes is ACTIVE" in check(NCCL_IB_HCA="mlx5_1")[1][0].what
+    assert check(NCCL_IB_HCA="=mlx5_0:1")[1] == []
+    assert len(check(NCCL_IB_HCA="=mlx5_0:2")[1]) == 1
+    assert check(NCCL_IB_HCA="^mlx5_1")[1] == []
+    down = [one for one in known if not one.active]
+    assert len(adapters.check_adapters(down, True, True, {})[1]) == 1
+    assert adapters.check_adapters(down, True, True, {"NCCL_IB_DISABLE": "1"})[1] == []
+    assert adapters.check_adapters(down, False, True, {})[1] == [], "inside one node NCCL needs none"
+    assert adapters.check_adapters([], True, True, {}) == ("-", [])
 
     before, sent = adapters.counts(tmp_path, table), 64 << 20
     assert before.interfaces == {"ib0": 5}

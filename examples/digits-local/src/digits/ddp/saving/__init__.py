@@ -1,0 +1,1 @@
+"""Behind `checkpoint.py`: how a state gets to disk beside training, and back."""

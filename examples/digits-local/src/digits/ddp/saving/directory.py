@@ -1,0 +1,215 @@
+"""The directory of checkpoints: a new one is visible only when it is whole, and one that is not whole is not loaded."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import faults
+from .best import MANIFEST, METRIC, best_of
+from .hashed import PIECE, Checksums, HashedReader, HashedWriter
+
+log = logging.getLogger("ddp")
+FORMAT = 1
+STATE = "state.pt"
+LARGEST_PIECE = 1 << 28  # bytes: a reader holds sixteen of them
+Note = Callable[[str], None]  # called with how far it is
+Kept = Callable[[memoryview], bool]
+
+
+class Damaged(Exception):
+    """The files of a checkpoint are not those that were written."""
+
+
+def write(
+    root: Path,
+    payload: dict[str, Any],
+    keep: int,
+    note: Note,
+    kept: Kept = lambda _piece: False,
+    keep_best: bool = False,
+) -> str | None:
+    """Write one checkpoint directory; returns what went wrong, or None. Only the final rename makes it visible.
+
+    Args:
+        keep: how many of the newest stay.
+        kept: whether a piece of memory stays as it is meanwhile.
+        keep_best: whether the best one stays as well, by what `payload["metric"]` of each was.
+    """
+    aside = root / f".writing-{socket.gethostname()}-{os.getpid()}"  # a requeued job may meet its predecessor
+    step = payload["counters"]["step"]
+    state: HashedWriter | None = None
+    try:
+        _remove_leftovers(root)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        with HashedWriter(aside / STATE, _in_gigabytes(note, "written"), kept) as state:
+            torch.save(payload, state)  # type: ignore[arg-type]  # write and flush are all it calls
+            faults.inject("checkpoint:write", step)
+            note("waiting for the disk")
+            sums = state.sync()
+        pieces = {"bytes": sums.piece, "sha256": sums.pieces}
+        manifest = {
+            "format": FORMAT,
+            "counters": payload["counters"],
+            "world_size": len(payload["rng"]),
+            "torch": torch.__version__,
+            "files": {STATE: {"bytes": state.bytes, "sha256": sums.sha256, "pieces": pieces}},
+        }
+        manifest |= {METRIC: payload[METRIC]} if METRIC in payload else {}
+        with open(aside / MANIFEST, "w") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_directory(aside)
+        faults.inject("checkpoint:rename", step)
+        _make_visible(aside, root, step)
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeErrors of its own
+        shutil.rmtree(aside, ignore_errors=True)
+        cause = state.error if state and state.error else error
+        return f"{type(cause).__name__}: {cause}"
+    there = checkpoints(root)
+    best = best_of(there) if keep_best else None
+    for old in there[:-keep]:
+        if best is None or old != best[0]:
+            shutil.rmtree(old, ignore_errors=True)
+    return None
+
+
+def read_newest(root: Path, note: Note, rename: bool = True) -> tuple[str, dict[str, Any]] | None:
+    """Name and content of the newest checkpoint that is whole; None if there is none. Others are reported.
+
+    Args:
+        rename: whether one that is not gets another name, so that it is neither tried again nor counted.
+
+    Raises: what torch.load does, of a file that is as it was written.
+    """
+    for candidate in reversed(checkpoints(root)):
+        try:
+            return candidate.name, read(candidate, note)
+        except (OSError, Damaged) as error:
+            log.warning("skipping broken checkpoint %s: %s", candidate, error)
+            if rename:
+                with suppress(OSError):
+                    candidate.rename(root / f"broken-{candidate.name}")
+    return None
+
+
+def read(directory: Path, note: Note) -> dict[str, Any]:
+    """What the checkpoint holds, on the CPU. Its files are compared with their checksums while they are read.
+
+    Raises:
+        Damaged: they differ.
+        OSError: they cannot be read.
+        UnpicklingError: the file is as it was written, and `torch.load` does not take it with `weights_only=True`.
+    """
+    files = _expected(directory)
+    for name, (size, sums) in files.items():
+        try:
+            differs = (directory / name).stat().st_size != size
+            differs = differs or (name != STATE and _sha256(directory / name) != sums.sha256)
+        except ValueError as error:  # no file can have this name
+            raise Damaged(f"manifest.json names {name!r}: {error}") from error
+        if differs:
+            raise Damaged(f"{name} does not match its checksum")
+    sums = files[STATE][1]
+    note_bytes = _in_gigabytes(note, f"of {directory.name} read")
+    with HashedReader(directory / STATE, note_bytes, sums.piece) as state:
+        try:
+            payload = torch.load(state, map_location="cpu", weights_only=True)  # type: ignore[arg-type]  # as above
+        except Exception as error:
+            if state.digest() != (sums.pieces or sums.sha256):
+                raise Damaged(f"{STATE} does not match its checksum") from error
+            raise
+        if state.digest() != (sums.pieces or sums.sha256):
+            raise Damaged(f"{STATE} does not match its checksum")
+    return dict(payload)
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
+    found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
+    return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
+
+
+def _make_visible(aside: Path, root: Path, step: int) -> None:
+    while True:
+        try:
+            os.replace(aside, root / _new_name(root, step))
+            break
+        except OSError as error:  # another job took the name a moment ago
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    _sync_directory(root)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Of killed writers: those of this host at once, of others after an hour, which nobody takes between two files."""
+    for path in root.glob(".writing-*"):
+        host, _, pid = path.name.removeprefix(".writing-").rpartition("-")
+        with suppress(OSError):
+            ended = host == socket.gethostname() and pid.isdecimal() and not Path("/proc", pid).exists()
+            if ended or time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > 3600:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _new_name(root: Path, step: int) -> str:
+    """A name that sorts after all of this step: an older one is never taken away before the new one is there."""
+    name = f"step_{step:08d}"
+    taken = [int(path.suffix[1:] or 0) for path in checkpoints(root) if path.stem == name]
+    return f"{name}.{max(taken) + 1:03d}" if taken else name
+
+
+def _expected(directory: Path) -> dict[str, tuple[int, Checksums]]:
+    """Size and checksums of each file, by the manifest."""
+    try:
+        files = json.loads((directory / MANIFEST).read_text())["files"]
+        found = {str(name): (int(each["bytes"]), _checksums(each)) for name, each in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:  # 1e999; [[[[...
+        raise Damaged(f"manifest.json: {error!r}") from error
+    if STATE not in found:
+        raise Damaged(f"manifest.json names no {STATE}")
+    return found
+
+
+def _checksums(of_file: dict[str, Any]) -> Checksums:
+    pieces = of_file.get("pieces")  # releases before 0.5.0 write none
+    if not pieces:
+        return Checksums(str(of_file["sha256"]))
+    if not 0 < int(pieces["bytes"]) <= LARGEST_PIECE:
+        raise ValueError(f"pieces of {pieces['bytes']} bytes")
+    return Checksums(str(of_file["sha256"]), int(pieces["bytes"]), str(pieces["sha256"]))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(PIECE):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _in_gigabytes(note: Note, what: str) -> Callable[[int], None]:
+    return lambda done: note(f"{done / 1e9:.2f} GB {what}")
+
+
+def _sync_directory(path: Path) -> None:
+    """Without it new or renamed entries can be lost in a power failure: fsync(2) of a file is not one of its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

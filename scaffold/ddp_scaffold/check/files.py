@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
 import stat
 import tokenize
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -59,6 +62,13 @@ class SourceFile:
     kind: Kind
     inside: str
     unread: str = ""
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree of Python, which all rules share. Raises what `ast.parse` raises."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in code that is not ours to correct
+            return ast.parse(self.text)
 
 
 def collect(paths: Sequence[str | Path]) -> list[SourceFile]:

@@ -51,11 +51,13 @@ def all_rules() -> list[rules.Described]:
 def check(paths: Sequence[str | Path], selection: Selection) -> Checked:
     """Read files and folders, and return what the rules find. Raises UsageError for a path that does not exist."""
     from .python import findings as check_python  # reads trees of Python: not needed for --help
+    from .python import without_collection
 
     files = collect(paths)
     by_path = {file.path: file for file in files}
     wanted = {one.rule.id for one in all_rules() if selection.has(one.rule)}
-    found = [*check_scripts(files), *check_python(files)]
+    with without_collection():
+        found = [*check_scripts(files), *check_python(files)]
     kept = sorted(
         replace(one, docs=SITE + one.docs)
         for one in set(found)

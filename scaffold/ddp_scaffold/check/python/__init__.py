@@ -23,7 +23,7 @@ def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
 
     Tests are read, since they show who calls what, but nothing is said about them: they have faults on purpose.
     """
-    with _without_collection():
+    with without_collection():
         modules = [read(file) for file in files if file.kind in ("python", "notebook")]
         program = Program(modules)
         program.connect()
@@ -33,7 +33,7 @@ def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Leave the garbage collector out: trees of many files have millions of nodes, and none of them goes away."""
     enabled = gc.isenabled()
     gc.disable()

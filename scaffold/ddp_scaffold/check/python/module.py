@@ -161,9 +161,12 @@ def read(file: SourceFile) -> Module:
         return Module(file, problem=file.unread)
     try:
         text, cells = _code_of(file)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in code that is not ours to correct
-            tree = ast.parse(text)
+        if file.kind == "notebook":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of invalid escapes in code that is not ours to correct
+                tree = ast.parse(text)
+        else:
+            tree = file.tree
         module = Module(file, tree, cells=cells)
         _Reader(module).read()
     except SyntaxError as error:

@@ -141,12 +141,12 @@ def _sets_variables(text: str) -> bool:
 def _python(file: SourceFile, project: Project) -> list[Finding]:
     """`os.environ["NAME"] = "value"` and its like."""
     try:
-        tree = ast.parse(file.text)
+        tree = file.tree
     except (SyntaxError, ValueError, RecursionError):
         return []
     settings = list(_environ(tree, file.path))
     found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
-    return found + list(_too_late(tree, file.path))
+    return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
 
 
 def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:

@@ -66,6 +66,7 @@ def test_json_schema(cli, work):
         "scripts": [name for name in told["files"] if name.endswith((".sh", ".sbatch"))],
         "place": told["follows"]["place"],
         "needs": [],
+        "hangs": [],
     }
     assert told["follows"]["place"]["name"] == "generic-slurm"
     assert "launch/train.sbatch" in told["follows"]["scripts"]

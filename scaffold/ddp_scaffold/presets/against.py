@@ -85,6 +85,9 @@ def hold(preset: Preset) -> Held:
     here = any(shutil.which(name) for name in ("sinfo", "scontrol", "qstat", "pbsnodes"))
     place: Place = "a compute node" if in_job else "a login node" if here else "a machine without a scheduler"
     held = Held(preset, place, datetime.date.today())
+    if scheduler != "none" and place == "a machine without a scheduler":
+        held.findings.append(Finding("scheduler", "not looked at", scheduler, "there is no scheduler on this machine"))
+        return held  # another machine: what is not there says nothing about the preset
     compute = place == "a compute node" or (scheduler == "none" and not here)
     commands = {**(COMMANDS if scheduler == "slurm" else PBS if scheduler == "pbs" else {})}
     said, silent = ask({**commands, **(HARDWARE if compute else {})})
@@ -94,7 +97,7 @@ def hold(preset: Preset) -> Held:
         held.findings += against_slurm.compare_pbs(preset, said, silent)
     held.findings += _gpus(preset, said, silent) if compute else _unseen(preset, place)
     held.findings += _interfaces(preset, said, silent) if compute else []
-    held.findings += look_at_software(preset, said.get("srun --help"))
+    held.findings += look_at_software(preset, said.get("srun --help"), compute)
     held.findings += [
         Finding(name, "not looked at", machine=why) for name, why in NOT_LOOKED_AT.items() if getattr(preset, name)
     ]
@@ -105,7 +108,7 @@ def show_held(held: Held) -> None:
     """Print the findings: what differs first. Plain text in a pipe, to be sent as it is."""
     preset = held.preset
     _output.say(f"{preset.name}, verified on {preset.verified_on}, held against {held.place} on {held.probed_on}")
-    order = ("differs", "agrees", "told", "not looked at")
+    order: tuple[Outcome, ...] = ("differs", "agrees", "told", "not looked at")
     rows = [
         (each.outcome, each.field, each.preset, each.machine, each.by)
         for outcome in order
@@ -163,9 +166,8 @@ def _models(said: Mapping[str, str]) -> tuple[list[str], str, str]:
     )
     if rows:
         return [name for name, _ in rows], rows[0][1], "nvidia-smi"
-    if listed := re.findall(
-        r"^GPU \d+: ([A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}) \(UUID", said.get("nvidia-smi -L", ""), re.M
-    ):
+    text = said.get("nvidia-smi -L", "")
+    if listed := re.findall(r"^GPU \d+: ([A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}) \(UUID", text, re.MULTILINE):
         return listed, "", "nvidia-smi -L"
     text = said.get("rocm-smi --showproductname", "")
     # "Card series" until ROCm 6.0, then "Card Series" (ROCm/rocm_smi_lib python_smi_tools/rocm_smi.py).
@@ -173,9 +175,8 @@ def _models(said: Mapping[str, str]) -> tuple[list[str], str, str]:
     version = re.search(r"Driver version:[ \t]*([0-9][0-9.]{0,19})", text)
     if series:
         return series, version[1] if version else "", "rocm-smi"
-    pattern = (
-        r"(?:3D|VGA compatible|Display) controller: ((?:NVIDIA|Advanced Micro Devices)[A-Za-z0-9 ,.\[\]/_+-]{0,79})"
-    )
+    maker = "(?:NVIDIA|Advanced Micro Devices)"
+    pattern = rf"(?:3D|VGA compatible|Display) controller: ({maker}[A-Za-z0-9 ,.\[\]/_+-]{{0,79}})"
     return re.findall(pattern, said.get("lspci", "")), "", "lspci"
 
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from .findings import Finding
@@ -26,8 +27,11 @@ UNKNOWN = re.compile(r"module\(s\) are unknown|Unable to locate a modulefile|can
 MARK = "ddp-scaffold:"
 
 
-def look_at_software(preset: Preset, srun_help: str | None) -> Iterator[Finding]:
-    """Yield what is there of the modules, paths, plugin and containers that the preset names."""
+def look_at_software(preset: Preset, srun_help: str | None, compute: bool) -> Iterator[Finding]:
+    """Yield what is there of the modules, paths, plugin and containers that the preset names.
+
+    `compute`: this is a node where ranks run; what is missing elsewhere may be there.
+    """
     modules = preset.modules.value or [] if preset.modules else []
     paths = preset.module_paths.value if preset.module_paths else []
     said, silent = ask({"bash": ("bash", "-c", _shell(modules, paths))}) if modules or paths else ({}, [])
@@ -42,9 +46,16 @@ def look_at_software(preset: Preset, srun_help: str | None) -> Iterator[Finding]
         yield _path("env_scripts", fact.value.path)
     for name in ("scratch", "node_local"):
         stated = getattr(preset, name)
-        if stated is not None and stated.value is not None:
+        if stated is None or stated.value is None:
+            continue
+        if name == "node_local" and not compute:
+            yield Finding(name, "not looked at", stated.value, "it is on compute nodes: run this inside a job")
+        else:
             yield _path(name, stated.value)
-    yield from _plugin(preset, reached.get("libraries", os.environ.get("LD_LIBRARY_PATH", "")))
+    for finding in _plugin(preset, reached.get("libraries", os.environ.get("LD_LIBRARY_PATH", ""))):
+        elsewhere = f"{finding.machine} here; compute nodes may have one: run this inside a job"
+        unsure = finding.outcome == "differs" and not compute
+        yield replace(finding, outcome="not looked at", machine=elsewhere) if unsure else finding
     yield from _containers(preset, srun_help)
 
 

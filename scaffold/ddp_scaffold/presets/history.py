@@ -163,7 +163,7 @@ def _blobs(repository: Path, names: Sequence[str]) -> list[str | None]:
 
 
 def _fields(text: str) -> Mapping[str, str]:
-    """Return the top-level fields of a file with their lines, without reading YAML: a list of 39 files is in a hurry."""
+    """Return the top-level fields of a file with their lines, without reading YAML, which takes long for many."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     blocks = re.split(r"^(?=[a-z_]+:)", "\n".join(lines), flags=re.MULTILINE)
     return {block.partition(":")[0]: block.strip() for block in blocks if re.match(r"[a-z_]+:", block)}

@@ -156,8 +156,8 @@ def _python(sandbox: Sandbox, folder: Path, label: str) -> None:
     note = f"export SANDBOX_PYTHON={label}; exec env -0 >'{root}/ranks'"
     script = f"""#!/bin/sh
 case "$*" in
-*.ddp.preflight*) {note}/preflight.$SANDBOX_HOST.$$ ;;
-*/train.py*) {note}/train.$SANDBOX_HOST.$$ ;;
+"-m demo.ddp.preflight"*) {note}/preflight.$SANDBOX_HOST.$$ ;;
+"-m demo.train"*) {note}/train.$SANDBOX_HOST.$$ ;;
 *launch/agent.py*) shift; exec '{sys.executable}' '{root}/bin/standin_site.py' torchrun "$@" ;;
 esac
 exec '{sys.executable}' "$@"

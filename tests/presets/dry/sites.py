@@ -1,0 +1,32 @@
+"""What a site has beside what its preset says: where its plugin comes from, whose mpiexec it has, where queues lead.
+
+Sources stand beside each. What no source says is not here; `unknown` of make_clusters.py lists it for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sandbox import Site
+
+from ddp_scaffold.presets.schema import Preset
+
+SITES = {
+    # mpiexec: HPE PALS; prod is a routing queue: argonne-lcf/user-guides docs/polaris/running-jobs/index.md. The plugin:
+    # docs/polaris/applications-and-libraries/libraries/nccl.md, below /soft.
+    "alcf-polaris": Site(
+        frozenset(), "pals", {"prod": "small"}, plugin_from="/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib"
+    ),
+    # olcf/olcf-user-docs software/analytics/pytorch_frontier.rst: the module brings librccl-net.so.
+    "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
+    # GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-highgpu-8g: the image has TCPX there.
+    "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
+}
+
+
+def site_of(preset: Preset) -> Site:
+    """Return the site of a preset: it knows the modules that the preset loads, on the host or with a container."""
+    container = preset.container.value if preset.container else None
+    modules = {*(preset.modules.value or [] if preset.modules else []), *((container and container.modules) or [])}
+    known = SITES.get(preset.name, Site(frozenset()))
+    return replace(known, known_modules=known.known_modules | modules)

@@ -4,10 +4,12 @@
 Not the real thing, which cannot be installed from Debian. It keeps what the script relies on, from the manuals: #PBS
 lines lose against options; -v passes values, or names alone; a script gets no arguments, and begins in the home
 directory; -W depend=afterany; qstat -f with its folded lines; SIGTERM at the time limit or by qdel to all processes of
-the job, SIGKILL 10 s later; mpiexec ends the other ranks when one fails, unless PALS_ABORT_ON_FAILURE is 0.
+the job, SIGKILL 10 s later; mpiexec ends the other ranks when one fails, unless PALS_ABORT_ON_FAILURE is 0. A routing
+queue passes a job on: qstat and PBS_QUEUE have the queue where it runs, PBS_O_QUEUE the one of qsub, and a job that is
+submitted to where it runs is refused.
 
 Called by the name of a link: qsub, qstat, qdel, mpiexec. PBS_STANDIN is a directory for its jobs; PBS_STANDIN_HOSTS has
-the names of its "nodes", which are all this machine.
+the names of its "nodes", which are all this machine; PBS_STANDIN_MPI says whose mpiexec it is.
 """
 
 from __future__ import annotations
@@ -24,6 +26,17 @@ from pathlib import Path
 from typing import Any
 
 KILL_DELAY_S = 10
+ROUTED = {"prod": "small"}  # as on Polaris (argonne-lcf/user-guides docs/polaris/running-jobs/index.md, 2026-08-19)
+# What `mpiexec --version` prints, as far as public recordings have it.
+VERSIONS = {
+    # E3SM-Project/mache mache/parallel/pbs.py: 'PALS reports e.g. "mpiexec version 1.8.0 revision ..."'
+    "pals": "mpiexec version 1.8.0 revision",
+    # the same file; MPICH 3.3 to 4.3 print this line, then indented ones
+    "hydra": "HYDRA build details:\n    Version:                                 4.1.2",
+    # Open MPI until 4.1 (recorded 1.4.3 to 4.1.6), and since 5.0 (recorded 5.0.7 to 5.0.10)
+    "openmpi4": "mpiexec (OpenRTE) 4.1.5\n\nReport bugs to http://www.open-mpi.org/community/help/",
+    "openmpi5": "mpiexec (Open MPI) 5.0.10\n\nReport bugs to https://www.open-mpi.org/community/help/",
+}
 
 
 def state_directory() -> Path:
@@ -72,6 +85,9 @@ def qsub(arguments: list[str]) -> int:
         elif line and not line.startswith("#"):
             break  # PBS ignores directives after the first command
     options = {**options, **given, "resources": {**options["resources"], **given["resources"]}}
+    if options.get("q") in ROUTED.values():
+        print("qsub: Access to queue is denied", file=sys.stderr)
+        return 1
     variables = {}
     for item in [part for part in options.get("v", "").split(",") if part]:
         name, equals, value = item.partition("=")
@@ -103,12 +119,12 @@ def run(job_id: str) -> int:
     script.write_text(job["script"])
     kept = {
         name: os.environ[name]
-        for name in ("PATH", "HOME", "USER", "PBS_STANDIN", "PBS_STANDIN_HOSTS")
+        for name in ("PATH", "HOME", "USER", "PBS_STANDIN", "PBS_STANDIN_HOSTS", "PBS_STANDIN_MPI")
         if name in os.environ
     }
     environment = {
         **kept, **job["variables"], "PBS_JOBID": job_id, "PBS_O_WORKDIR": job["workdir"], "PBS_NODEFILE": str(nodefile),
-        "PBS_QUEUE": options.get("q", "workq"), "PBS_ENVIRONMENT": "PBS_BATCH",
+        "PBS_O_QUEUE": options.get("q", "workq"), "PBS_QUEUE": queue(options), "PBS_ENVIRONMENT": "PBS_BATCH",
     }  # fmt: skip
     hours, minutes, seconds = (int(part) for part in options["resources"]["walltime"].split(":"))
     deadline = time.monotonic() + hours * 3600 + minutes * 60 + seconds
@@ -133,6 +149,12 @@ def run(job_id: str) -> int:
     return 0
 
 
+def queue(options: dict[str, Any]) -> str:
+    """Where a job runs."""
+    name = str(options.get("q", "workq"))
+    return ROUTED.get(name, name)
+
+
 def signal_session(session: int, number: int) -> None:
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -148,7 +170,7 @@ def qstat(arguments: list[str]) -> int:
     job = load(arguments[1])
     options = job["options"]
     fields = {
-        "Job_Name": options.get("N", "STDIN"), "job_state": job["state"], "queue": options.get("q", "workq"),
+        "Job_Name": options.get("N", "STDIN"), "job_state": job["state"], "queue": queue(options),
         "Account_Name": options.get("A"), "run_count": 1,
         **{f"Resource_List.{name}": value for name, value in options["resources"].items()},
     }  # fmt: skip
@@ -166,14 +188,22 @@ def qdel(arguments: list[str]) -> int:
 
 
 def mpiexec(arguments: list[str]) -> int:
+    kind = os.environ.get("PBS_STANDIN_MPI", "pals")
     if arguments == ["--version"]:
-        print("mpiexec: PALS stand-in 1.0")
+        print(VERSIONS[kind])
         return 0
-    settings = {}
+    settings: dict[str, str] = {}
     while arguments[0].startswith("-"):
         name, equals, value = arguments.pop(0).lstrip("-").partition("=")
         settings[name] = value if equals else arguments.pop(0)
-    size, per_node = int(settings["n"]), int(settings["ppn"])
+    known = (
+        {"n", "map-by", "x"} if kind.startswith("openmpi") else {"n", "ppn"} | ({"depth"} if kind == "pals" else set())
+    )
+    if unknown := set(settings) - known - {"cpu-bind"}:
+        print(f"mpiexec: unrecognized argument {unknown.pop()}", file=sys.stderr)
+        return 255
+    (state_directory() / "mpiexec.log").write_text(json.dumps(settings))
+    size, per_node = int(settings["n"]), int(settings.get("ppn") or settings["map-by"].split(":")[1])
     hosts = Path(os.environ["PBS_NODEFILE"]).read_text().split()
     assert size <= per_node * len(hosts)
     ranks = []

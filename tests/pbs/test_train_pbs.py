@@ -123,6 +123,33 @@ def test_a_stopped_job_submits_itself_again_and_finishes(pbs: Pbs, project: Path
     assert [rank["env"]["DDP_ATTEMPT"] for rank in ready(project / "runs/pbs-1", 1, 4)] == ["1"] * 4
 
 
+def test_a_restart_goes_to_the_queue_of_the_first_submission(pbs: Pbs, project: Path) -> None:
+    job = submit(pbs, project, "stall,done", "-q", "prod")
+    assert pbs.end(job)["code"] == 70, output(project, job)
+    assert "error: qsub failed" not in output(project, job)
+    assert pbs.end("2.standin")["code"] == 0, output(project, "2")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "settings"),
+    [
+        ("pals", {"n": "4", "ppn": "2", "depth": "2"}),
+        ("hydra", {"n": "4", "ppn": "2"}),
+        ("openmpi4", {"n": "4", "map-by": "ppr:2:node"}),
+        ("openmpi5", {"n": "4", "map-by": "ppr:2:node"}),
+    ],
+)
+def test_each_mpiexec_gets_the_options_that_it_knows(
+    pbs: Pbs, project: Path, mpi: str, settings: dict[str, str]
+) -> None:
+    pbs.environment["PBS_STANDIN_MPI"] = mpi
+    job = submit(pbs, project, "done")
+    assert pbs.end(job)["code"] == 0, output(project, job)
+    given = json.loads((pbs.jobs / "mpiexec.log").read_text())
+    assert {name: given[name] for name in given if name not in ("x", "cpu-bind")} == settings
+    assert ("x" in given) == mpi.startswith("openmpi")
+
+
 def test_restarts_are_bounded(pbs: Pbs, project: Path) -> None:
     submit(pbs, project, "stall,stall", "-v", "DDP_PLAN,PREFLIGHT=0,MAX_RESTARTS=1")
     assert pbs.end("2.standin")["code"] == 70

@@ -147,7 +147,7 @@ SLURM_LOCALID=0 bash launch/task.sh true
 PROGRAMS = {
     "srun": STARTS,
     "ibrun": STARTS,
-    "mpiexec": f"if [ \"$*\" = --version ]; then echo PALS; exit; fi\n{STARTS}",
+    "mpiexec": f"if [ \"$*\" = --version ]; then echo mpiexec version 1.8.0 revision; exit; fi\n{STARTS}",
     "scontrol": "case $2 in hostnames) printf 'localhost\\nn2\\n' ;; *) echo 'J EndTime=2030-01-01T00:00:00 x' ;; esac",
     "squeue": "echo RUNNING",
     "scancel": "true",

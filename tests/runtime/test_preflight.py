@@ -387,6 +387,66 @@ def test_interfaces_that_will_not_do(part: Part, variables: dict[str, str], says
     assert all(one.blocks for one in found)
 
 
+@pytest.mark.parametrize(
+    ("variables", "files", "missing"),
+    [
+        ({}, [], ""),
+        ({"NCCL_NET": "socket"}, [], ""),
+        ({"NCCL_NET": "IB"}, [], ""),
+        ({"NCCL_NET": "AWS Libfabric"}, [], "libnccl-net*.so*"),
+        ({"NCCL_NET": "AWS Libfabric"}, ["libnccl-net.so"], ""),
+        ({"NCCL_NET": "AWS Libfabric"}, ["librccl-net.so.0"], ""),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "gib"}, ["libnccl-net.so"], "libnccl-net-gib.so"),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "gib"}, ["libnccl-net-gib.so"], ""),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "a,libmine.so"}, ["libmine.so"], ""),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "STATIC_PLUGIN"}, [], ""),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "none"}, ["libnccl-net.so"], "NCCL_NET_PLUGIN=none"),
+        ({"NCCL_NET": "gIB", "NCCL_NET_PLUGIN": "/nowhere/libnccl-net.so"}, [], "/nowhere/libnccl-net.so"),
+    ],
+)
+def test_a_plugin_that_is_forced_must_be_there(
+    part: Part, tmp_path: Path, variables: dict[str, str], files: list[str], missing: str
+) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    variables = {"LD_LIBRARY_PATH": f"/elsewhere:{tmp_path}", **variables}
+    found = part("start.plugin").check_plugin(variables, tmp_path / "no-cache")
+    assert len(found) == bool(missing)
+    for finding in found:
+        assert missing in finding.what
+        assert "NCCL_NET=Socket" in finding.remedy or "unset one" in finding.remedy
+        assert "NCCL_NET_PLUGIN=none" in finding.what or f"/elsewhere:{tmp_path}:" in finding.what
+
+
+def test_a_plugin_is_looked_for_as_the_loader_does(part: Part, tmp_path: Path) -> None:
+    plugin = part("start.plugin")
+    forced, cache = {"NCCL_NET": "OFI"}, tmp_path / "ld.so.cache"
+    cache.write_bytes(b"glibc-ld.so.cache1.1\0libfabric.so.1\0/opt/fabric/lib/libfabric.so.1\0")
+    assert len(plugin.check_plugin(forced, cache)) == 1
+    cache.write_bytes(b"glibc-ld.so.cache1.1\0libnccl-net.so\0/opt/ofi/lib/libnccl-net.so\0")
+    assert plugin.check_plugin(forced, cache) == []
+    # NCCL of a wheel, or linked into torch: what it opens may lie beside it.
+    beside = tmp_path / "site-packages/nvidia/nccl/lib"
+    beside.mkdir(parents=True)
+    maps = tmp_path / "maps"
+    maps.write_text(
+        f"7f00-7f01 r-xp 00000000 08:01 42    {tmp_path}/site-packages/torch/lib/libtorch_cuda.so\n7f02 rw\n"
+    )
+    assert plugin._of_callers(maps) == [f"{tmp_path}/site-packages/torch/lib", str(beside)]
+
+
+def test_a_job_without_its_plugin_ends_before_nccl(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, errors = part("start.groups"), part("errors")
+    monkeypatch.setattr(groups, "choose_device", lambda place, wanted: groups.torch.device("cuda", 0))
+    monkeypatch.setattr(groups.torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("NCCL_NET", "AWS Libfabric")
+    job = SimpleNamespace(place=SimpleNamespace(world_size=2, who="rank 1 (n2)"), clocks=None)
+    with pytest.raises(
+        errors.ConfigError, match=r"rank 1 \(n2\): NCCL_NET=AWS Libfabric names a network plugin, and no"
+    ):
+        groups.setup_distributed(job)
+
+
 def test_adapters_are_read_from_the_kernel(part: Part, tmp_path: Path) -> None:
     adapters = part("preflight.adapters")
     for name, state, sent in (("mlx5_0", "4: ACTIVE", 100), ("mlx5_1", "1: DOWN", 0)):

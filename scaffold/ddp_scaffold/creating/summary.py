@@ -13,7 +13,7 @@ from typing import Any
 from .. import _output
 from .._errors import ScaffoldError
 from ..adopting.existing import Adoption
-from ..presets.facts import is_old, needs
+from ..presets.facts import is_old, met_hangs, needs, provided_by
 from ..template.copier_calls import copier_settings
 from ..template.given import ANSWERS_FILE
 from ..template.own_preset import ANSWER
@@ -22,6 +22,10 @@ from ..template.render import Rendered
 
 TORCH_NOTE = (
     "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
+)
+ROCM_NOTE = (
+    "This machine has AMD GPUs, and pip's default torch is the CUDA build, which finds none of them: install ROCm's"
+    " build first, with the --index-url that https://pytorch.org names for the ROCm that is installed there."
 )
 
 # The order that the clocks must keep, and the answer that holds each, in seconds.
@@ -48,6 +52,7 @@ class Follows:
     scripts: list[str]
     place: Mapping[str, str] | None  # what the preset says of itself
     needs: list[str]  # what a job there will be refused without
+    hangs: list[str]  # open hangs of the place that these answers run into
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class Project:
     template: Origin
     follows: Follows
     job: list[tuple[str, str]]  # what a job is asked for with, labelled
+    torch: str  # which build of torch to take, in words; empty where nothing is to be said
     adoption: Adoption | None = None
 
     def adopted(self, adoption: Adoption) -> Project:
@@ -80,7 +86,7 @@ class Project:
         """Return the object that `new --json` prints."""
         fields = {"version": 1, **asdict(self)}
         adoption = fields.pop("adoption")
-        del fields["job"]  # it stands among the answers
+        del fields["job"], fields["torch"]  # they stand among the answers and the commands
         return {**fields, **(adoption or {})}
 
 
@@ -110,16 +116,18 @@ def describe(
         scripts=scripts,
         place=_place(facts),
         needs=needs(facts),
+        hangs=met_hangs(facts),
     )
     return Project(
         destination=str(destination),
         answers=rendered.answers,
         command=command,
         files=list(files),
-        next=_next_steps(dest, scripts, rendered.answers),
+        next=_next_steps(dest, scripts, rendered.answers, facts),
         template=Origin(recorded["_src_path"], recorded["_commit"]),
         follows=follows,
         job=_job(facts, rendered.answers),
+        torch=_torch_note(facts),
     )
 
 
@@ -157,9 +165,13 @@ def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:
         )
         return
     _output.shell(f"{len(project.files)} files written to {_output.near(project.destination)}. Next:", project.next)
-    if not project.adoption:
+    if not project.adoption and project.torch:
         _output.say()
-        _output.say_filled(TORCH_NOTE)
+        _output.say_filled(project.torch)
+    if project.follows.needs and not project.adoption:
+        _output.say()
+        for need in project.follows.needs:
+            _output.say_filled(f"Still needed: {need}")
 
 
 def summary(project: Project) -> list[tuple[str, str]]:
@@ -183,6 +195,7 @@ def summary(project: Project) -> list[tuple[str, str]]:
     rows = [
         ("place", where),
         ("still needed", "; ".join(follows.needs)),
+        ("MAY HANG", "; ".join(follows.hangs)),
         *project.job,
         ("package", _package(answers)),
         ("starts", f"python {answers['command']}" if "command" in answers else ""),
@@ -255,13 +268,33 @@ def _world_size(answers: Mapping[str, Any]) -> int | None:
     return int(answers["nproc"]) if str(answers.get("nproc")).isdecimal() else None
 
 
-def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any]) -> list[str]:
-    """Return the commands to type. The launch scripts take `.venv`, if it is there; a container has its own Python."""
+def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Return the commands to type. The launch scripts take `.venv`, if it is there; a container has its own Python.
+
+    An environment on top of the site's takes torch from there; else pip gets the index of the build that runs there.
+    """
     steps = [f"cd {shlex.quote(dest)}"]
     if not answers.get("container_image"):
-        steps += [f"module load {answers['modules']}"] if answers.get("modules") else []
-        steps += ["python3 -m venv .venv", "source .venv/bin/activate", "python -m pip install -e '.[dev]'"]
+        known = facts.get("known") or {}
+        given = provided_by(facts, "torch") is not None
+        if answers.get("modules"):
+            steps += [f"module use {path}" for path in known.get("module_paths") or ()]
+            steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
+        uenv = known.get("uenv")
+        steps += [f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}"] if uenv else []
+        steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
+        if known.get("torch_index") and not given:
+            steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
+        steps.append("python -m pip install -e '.[dev]'")
     return [*steps, _start(scripts, answers)]
+
+
+def _torch_note(facts: Mapping[str, Any]) -> str:
+    """Return what to say of torch's builds, unless the commands say it or something else brings torch."""
+    known = facts.get("known") or {}
+    if known.get("torch_index") or provided_by(facts, "torch") or facts.get("container_image"):
+        return ""
+    return ROCM_NOTE if known.get("accelerator") == "rocm" else TORCH_NOTE
 
 
 def _job(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -81,13 +81,67 @@ def needs(facts: Mapping[str, Any]) -> list[str]:
         found.append(f"a partition: {known['partition']} does not take {facts.get('nodes')} nodes")
     elif pbs and not facts.get("partition") and known.get("limits"):
         found.append("a queue (--set partition=..., or qsub -q NAME for each job)")
-    if not account or not account.get("required") or facts.get("account"):
-        return found
-    submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
+    if account and account.get("required") and not facts.get("account"):
+        submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
+        example = account.get("example") or "NAME"
+        found.append(f"an account (--set account=..., or {submit} {option}{example} for each job)")
+    return found + _unprovided(facts)
+
+
+def met_hangs(facts: Mapping[str, Any]) -> list[str]:
+    """Return the open hangs of the place that a job with these answers runs into."""
+    nodes = facts.get("nodes") or 1
+    ranks = nodes * (facts.get("gpus_per_node") or 1)
+    inside = bool(facts.get("container_image"))
     return [
-        *found,
-        f"an account (--set account=..., or {submit} {option}{account.get('example') or 'NAME'} for each job)",
+        f"{hang['value']} ({hang['source']})"
+        for hang in (facts.get("preset_data") or {}).get("hangs") or ()
+        if hang.get("open")
+        and (hang.get("min_ranks") or 1) <= ranks
+        and (hang.get("min_nodes") or 1) <= nodes
+        and hang.get("container") in (None, inside)
     ]
+
+
+def provided_by(facts: Mapping[str, Any], what: str) -> str | None:
+    """Return who provides a thing under these answers, as in `Need.by`, or None if that is left to the user."""
+    listed = _listed(facts, what)
+    return next((need["by"] for need in listed if _is_provided(need, facts)), None)
+
+
+def _listed(facts: Mapping[str, Any], what: str) -> list[Mapping[str, Any]]:
+    facts_of_needs = (facts.get("preset_data") or {}).get("needs") or ()
+    return [fact["value"] for fact in facts_of_needs if fact["value"]["what"] == what]
+
+
+def _is_provided(need: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    name, inside = need.get("name") or "", bool(facts.get("container_image"))
+    if need["by"] == "module":
+        loaded = str(facts.get("modules") or "").split()
+        return any(module == name or module.startswith(f"{name}/") for module in loaded)
+    uenv = "uenv" in (facts.get("known") or {})
+    return {"site": True, "container": inside, "uenv": uenv and not inside, "user": False}[need["by"]]
+
+
+def _unprovided(facts: Mapping[str, Any]) -> list[str]:
+    """Return what the preset lists as needed and nothing among the answers brings, with the line to add."""
+    found = []
+    several = (facts.get("nodes") or 1) > 1
+    for what in ("python", "torch", "plugin", "interface"):
+        listed = _listed(facts, what)
+        if not listed or provided_by(facts, what) or (what in ("plugin", "interface") and not several):
+            continue
+        ways = [_way(need) for need in listed]
+        found.append(f"{what}: {', or '.join(dict.fromkeys(filter(None, ways)))}")
+    return found
+
+
+def _way(need: Mapping[str, Any]) -> str:
+    """Return how to have something that one may have from there."""
+    if need.get("add"):
+        return str(need["add"])
+    name = need.get("name") or "NAME"
+    return {"module": f"--set modules='... {name}'", "container": f"--set container_image={name}"}.get(need["by"], "")
 
 
 def _launcher(preset: Preset) -> str:

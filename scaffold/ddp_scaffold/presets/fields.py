@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import Account, Container, EnvLine, Fact, Limit, Preemption, Preset, Script
+from .schema import Account, Container, EnvLine, Fact, Hang, Limit, Need, Preemption, Preset, Script, UserEnvironment
 
 # Every field but those that stand above the groups.
 GROUPS = {
+    "what a job needs, and who provides it": ("needs",),
     "hardware": ("accelerator", "gpu", "gpus_per_node", "cpus_per_node", "cpus_per_task"),
     "asking for GPUs": (
         *("scheduler", "launcher", "account", "partition", "qos", "gpu_request", "chunk", "gpu_type", "gpu_order"),
@@ -18,7 +19,7 @@ GROUPS = {
     ),
     "network": ("master_addr", "master_suffix", "nccl_socket_ifname", "gloo_socket_ifname", "internet"),
     "environment": ("env_scripts", "env"),
-    "software": ("modules", "module_paths", "library_paths", "container"),
+    "software": ("modules", "module_paths", "commands", "library_paths", "container", "uenv", "torch_index"),
     "storage": ("scratch", "node_local", "storage"),
     "limits": ("limits",),
     "stops": ("requeue", "preemption", "stop_signal_lead_s"),
@@ -28,6 +29,7 @@ GROUPS = {
 }
 TITLE = ("name", "title", "extends", "keywords", "verified_on", "status")
 LEFT_OPEN = "-"  # a value that is null
+BY = {"module": "a module", "container": "the container", "uenv": "the uenv", "site": "the site", "user": "you"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ def tables(preset: Preset, origins: Mapping[str, str]) -> list[Table]:
         header: tuple[str, ...] = ("field", "value", "confidence", "source")
         if title == "limits":
             header = ("limit", "of", "nodes", "longest", "preemptible", "note", "confidence", "source")
+        elif title == "what a job needs, and who provides it":
+            header = ("need", "from", "which", "where nothing else has it", "confidence", "source")
         elif title == "notes":
             header, rows = ("note", *header[2:]), [row[1:] for row in rows]
         elif title == "not found":
@@ -77,6 +81,8 @@ def text(value: Any) -> str:
             f"{' '.join(value.command)} python ..." if value.command else "",
             f"image: {value.image}" if value.image else "",
             "" if value.modules is None else f"modules there: {text(value.modules)}",
+            f"variables are passed as {value.variables} needs it" if value.variables else "",
+            f"library paths inside: {text(value.library_paths)}" if value.library_paths else "",
         ]
     elif isinstance(value, Preemption):
         parts = [
@@ -84,6 +90,8 @@ def text(value: Any) -> str:
             "" if value.requeued is None else "requeued" if value.requeued else "not requeued",
             value.note or "",
         ]
+    elif isinstance(value, UserEnvironment):
+        parts = [value.image, f"view {value.view}"]
     elif isinstance(value, Script):
         parts = [value.path, f"on {nodes(value.min_nodes, None)} nodes" if value.min_nodes > 1 else ""]
     else:
@@ -137,10 +145,26 @@ def _cells(name: str, item: Any) -> tuple[str, ...]:
         variable, why = env_line(item)
         return (variable, why if name == "env" else f"off, for a hang; {why}")
     value = item.value
+    if isinstance(value, Need):
+        return (value.what, BY[value.by], value.name or "", value.add or "")
+    if isinstance(item, Hang):
+        return (name, f"open{_where(item)}: {value}" if item.open else value)
     if isinstance(value, Limit):
         longest, preemptible = value.max_walltime or "", "yes" if value.preemptible else ""
-        return (value.name, value.by, nodes(value.min_nodes, value.max_nodes), longest, preemptible, value.note or "")
+        note = "; ".join(filter(None, ("" if value.chains else "no restarts by themselves", value.note)))
+        return (value.name, value.by, nodes(value.min_nodes, value.max_nodes), longest, preemptible, note)
     return (name, text(value))
+
+
+def _where(hang: Hang) -> str:
+    """Return when a hang is met."""
+    parts = [
+        f"from {hang.min_ranks} ranks" if hang.min_ranks else "",
+        f"from {hang.min_nodes} nodes" if hang.min_nodes else "",
+        "" if hang.container is None else "in a container" if hang.container else "without a container",
+    ]
+    words = ", ".join(filter(None, parts))
+    return f", {words}" if words else ""
 
 
 def _known(item: Fact[Any] | EnvLine, verified_on: datetime.date, origin: str | None) -> tuple[str, str]:

@@ -29,6 +29,14 @@ Module = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+][A-Za-z0-9_./+
 _NAME = r"\$[A-Z_][A-Z0-9_]*"
 Directory = Annotated[str, StringConstraints(pattern=rf"^(/|{_NAME})([A-Za-z0-9_./-]|{_NAME})*$", max_length=200)]
 Word = Annotated[str, StringConstraints(pattern=rf"^([A-Za-z0-9_.,:=/%+@-]|\{{image\}}|{_NAME})+$", max_length=300)]
+# One command and its arguments, as words without quotes: none of the characters that a shell acts on, but $NAME.
+Command = Annotated[
+    str,
+    StringConstraints(pattern=rf"^[A-Za-z_][A-Za-z0-9_./-]*( ([A-Za-z0-9_.,:=/%+@-]|{_NAME})+)*$", max_length=300),
+]
+Url = Annotated[str, StringConstraints(pattern=r"^https://[A-Za-z0-9._/-]+$", max_length=200)]
+# An image of uenv as its options take it: pytorch/v2.8.0:v1.
+Uenv = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]*$", max_length=120)]
 Walltime = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,3}-)?[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]$")]
 # What tells models of GPUs apart, as a word of their names: A100, GB200, MI250X.
 Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]{1,10}[0-9]{1,6}[A-Za-z]{0,4}$")]
@@ -67,6 +75,7 @@ class Limit(Strict):
     max_walltime: Walltime | None = None
     preemptible: bool = False
     unnamed: bool = False  # it counts as well when a job names neither partition nor QoS
+    chains: bool = True  # False: no job may follow another by itself there, so none restarts itself
     note: Text | None = None
 
 
@@ -87,6 +96,30 @@ class Container(Strict):
     command: list[Word] = []  # singularity, apptainer, shifter: words before `python`
     image: Text | None = None  # what an image looks like there, as a hint
     modules: list[Module] | None = None  # in place of the preset's modules, when ranks run in a container
+    default_image: Word | None = None  # the default answer to `container_image`, where ranks are to run in one
+    # What starts the container, if variables of the job must be told to it to win over the image's own.
+    variables: Literal["pyxis", "apptainer", "singularity", "shifter", "podman-hpc"] | None = None
+    library_paths: list[Directory] = []  # inside, in front of the image's LD_LIBRARY_PATH; with srun_flags only
+
+
+class Need(Strict):
+    """One thing that a job needs there, and who provides it. Several entries of one `what` are alternatives.
+
+    module: the module `name`, if it is among the answer `modules`; container: an image, if one is answered; uenv: the
+    preset's, without a container; site: what is there without being asked for; user: nobody else, `add` says how.
+    """
+
+    what: Literal["python", "torch", "plugin", "interface", "queue", "account"]
+    by: Literal["module", "container", "uenv", "site", "user"]
+    name: Text | None = None  # the module or image that has it
+    add: Text | None = None  # the line to type or to write, where nothing else provides it
+
+
+class UserEnvironment(Strict):
+    """An environment of CSCS's uenv, mounted in jobs whose ranks run in no container."""
+
+    image: Uenv
+    view: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]+$", max_length=120)] = "default"
 
 
 class Script(Strict):
@@ -118,6 +151,15 @@ class EnvLine(Strict):
     min_plugin: Version | None = None
     max_plugin: Version | None = None
     instead: Text | None = None  # another value, and when, where no condition can tell: "16384 at CSCS"
+
+
+class Hang(Fact[Text]):
+    """A known hang, and what helps. With `open`, `new` tells it when the answers run into what is named here."""
+
+    open: bool = False  # not known to be mended
+    min_ranks: Count | None = None
+    min_nodes: Count | None = None
+    container: bool | None = None  # with an image, or without
 
 
 class Preemption(Strict):
@@ -178,9 +220,13 @@ class Preset(Strict):
     recovery: list[EnvLine] = []  # known work-arounds for hangs: rendered, but off
     modules: Fact[list[Module] | None] | None = None
     module_paths: Fact[list[Directory]] | None = None  # module use
+    commands: Fact[list[Command]] | None = None  # after the modules: conda activate
     env_scripts: list[Fact[Script]] = []
     library_paths: Fact[list[Directory]] | None = None  # in front of LD_LIBRARY_PATH, after the modules
     container: Fact[Container | None] | None = None
+    uenv: Fact[UserEnvironment] | None = None
+    torch_index: Fact[Url] | None = None  # of pip, with the build of torch that runs there
+    needs: list[Fact[Need]] = []  # what a job needs, and who provides it
     internet: Fact[Literal["open", "nat", "proxy", "none"] | None] | None = None  # of the compute nodes
     scratch: Fact[Directory | None] | None = None  # caches go there
     node_local: Fact[Directory | None] | None = None
@@ -192,5 +238,5 @@ class Preset(Strict):
     stop_signal_lead_s: Fact[Annotated[int, Field(ge=30, le=3600)]] | None = None
 
     notes: list[Fact[Text]] = []  # quirks that no other field holds
-    hangs: list[Fact[Text]] = []  # known, and what helps
+    hangs: list[Hang] = []  # known, and what helps
     not_found: list[Text] = []  # what was looked for in vain

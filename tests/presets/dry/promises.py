@@ -28,6 +28,34 @@ def broken_promises(
     return sorted(set(found))
 
 
+def refused(preset: Preset, options: dict[str, str], nodes: int, walltime: str) -> Iterator[str]:
+    """Yield why the scheduler would not take a job: queues, node counts and times of the preset, and what it forbids."""
+    partition = options.get("--partition", options.get("-q"))
+    qos = options.get("--qos")
+    for name, by in ((partition, "partition"), (qos, "qos")):
+        limits = [fact.value for fact in preset.limits if fact.value.by == by]
+        fitting = [limit for limit in limits if limit.name == name]
+        if name is None or not limits:
+            continue
+        if not fitting:
+            yield f"there is no {by} {name}"
+        elif not any(limit.min_nodes <= nodes <= (limit.max_nodes or nodes) for limit in fitting):
+            yield f"{by} {name} does not take {nodes} nodes"
+        elif not any(seconds(walltime) <= seconds(limit.max_walltime or "999-00:00:00") for limit in fitting):
+            yield f"{by} {name} does not take {walltime}"
+    forbidden = preset.forbidden_flags.value if preset.forbidden_flags else []
+    yield from (f"{flag} is refused there" for flag in forbidden if flag in options)
+    if preset.account and preset.account.value.required and not {"--account", "-A"} & set(options):
+        yield "no account is named"
+
+
+def seconds(walltime: str) -> int:
+    """Return a time of a preset or a script in seconds."""
+    days, _, clock = walltime.rpartition("-")
+    hours, minutes, rest = map(int, clock.split(":"))
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + rest
+
+
 def applying(preset: Preset, nodes: int, partition: str) -> Iterator[EnvLine]:
     """Yield the lines of nccl.env that count on a site whose plugin has no version that can be read."""
     for line in preset.env:
@@ -46,13 +74,12 @@ def _of_rank(sandbox: Sandbox, env: dict[str, str], cpus: int, partition: str) -
     wanted = "image" if sandbox.container else "venv"
     if env["SANDBOX_PYTHON"] != wanted:
         yield f"python is that of the {env['SANDBOX_PYTHON']}, not of the {wanted}"
-    promised = {line.name: line.value for line in applying(preset, nodes, partition)}
+    promised = {"OMP_NUM_THREADS": str(cpus), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    promised |= {line.name: line.value for line in applying(preset, nodes, partition)}
     if preset.nccl_socket_ifname and preset.nccl_socket_ifname.value:
         promised["NCCL_SOCKET_IFNAME"] = preset.nccl_socket_ifname.value
     gloo = preset.gloo_socket_ifname.value if preset.gloo_socket_ifname else None
     promised["GLOO_SOCKET_IFNAME"] = gloo if gloo and gloo != "route" else interface(preset)
-    promised["OMP_NUM_THREADS"] = str(cpus)
-    promised["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
     for name, value in promised.items():
         if name in IMAGE and sandbox.container:
             continue

@@ -52,8 +52,6 @@ class Site:
     routed: Mapping[str, str] = field(default_factory=dict)  # queue of qsub: queue where it runs
     plugin_from: str | None = None  # the module or path that brings the network plugin
     module_says: str = "lmod-unknown.txt"
-    broken_module: str | None = None  # one that fails, whatever the preset says
-    hangs: str | None = None  # a tool that does not answer
 
 
 @dataclass(frozen=True)
@@ -89,12 +87,12 @@ class Sandbox:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
-    def run(self, script: Path, environment: Mapping[str, str], *arguments: str) -> Ended:
+    def run(self, script: Path, environment: Mapping[str, str]) -> Ended:
         """Run a batch script as the scheduler does on the first node, and end what it leaves behind."""
         log = self.root / "output.txt"
         with log.open("wb") as stream:
             job = subprocess.Popen(
-                [shutil.which("bash") or "/bin/bash", script, *arguments], env=dict(environment), cwd=self.root,
+                [shutil.which("bash") or "/bin/bash", script], env=dict(environment), cwd=self.root,
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
@@ -238,14 +236,12 @@ def _modules(sandbox: Sandbox) -> None:
     (root / "unknown.txt").write_text(text_of(site.module_says))
     known = "|".join(f"'{name}'" for name in sorted(site.known_modules)) or "''"
     brings = f"'{site.plugin_from}') export LD_LIBRARY_PATH='{root}/plugin'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" ;;"
-    broken = f"'{site.broken_module}') echo \"$name: broken\" >&2; return 1 ;;" if site.broken_module else ""
     (root / "module.sh").write_text(
         f"""module() {{
   local name
   case $1 in use | purge | unload | swap) return 0 ;; load | add) shift ;; *) return 0 ;; esac
   for name in "$@"; do
     case $name in
-    {broken}
     {brings if site.plugin_from else ""}
     {known}) ;;
     *) sed "s|NAME|$name|" '{root}/unknown.txt' >&2; return 1 ;;
@@ -349,8 +345,8 @@ def submit_slurm(sandbox: Sandbox, script: Path, **extra: str) -> Ended:
     return sandbox.run(spool, environment)
 
 
-def submit_pbs(sandbox: Sandbox, script: Path, **extra: str) -> Ended:
-    """Run a script with the variables of PBS; a file of hosts names each once."""
+def submit_pbs(sandbox: Sandbox, script: Path, qstat: str = 'exec cat "$0.txt"', **extra: str) -> Ended:
+    """Run a script with the variables of PBS; a file of hosts names each once. `qstat` is what that tool does."""
     options = directives(script, "PBS")
     submitted = options.get("-q", "workq")
     where = sandbox.site.routed.get(submitted, submitted)
@@ -361,8 +357,8 @@ def submit_pbs(sandbox: Sandbox, script: Path, **extra: str) -> Ended:
     text = text_of("qstat-f.txt")
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
-    (sandbox.root / "qstat.txt").write_text(text)
-    sandbox.tool("qstat", f"exec cat '{sandbox.root}/qstat.txt'")
+    (sandbox.root / "bin" / "qstat.txt").write_text(text)
+    sandbox.tool("qstat", qstat)
     given = {"PBS_JOBID": f"{JOB}.standin", "PBS_O_WORKDIR": str(sandbox.project), "PBS_NODEFILE": str(nodefile),
              "PBS_QUEUE": where, "PBS_O_QUEUE": submitted, "PBS_ENVIRONMENT": "PBS_BATCH"}  # fmt: skip
     return sandbox.run(script, {**batch_environment(sandbox), **given, **extra})

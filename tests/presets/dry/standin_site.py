@@ -9,6 +9,8 @@ pyxis       image variables win unless --container-env names them (github.com/NV
             directory is the image's unless --container-workdir (tests/workdir.bats, pyxis_slurmstepd.c)
 apptainer   host variables pass, but PATH and LD_LIBRARY_PATH; APPTAINERENV_ and SINGULARITYENV_ win
             (github.com/apptainer/apptainer-userdocs environment_and_metadata.rst)
+CSCS's      image variables win over the host's; mounts and directory are those of the user's EDF, which is not known here
+            (docs.cscs.ch/software/container-engine)
 shifter     image variables win over the host's (github.com/NERSC/shifter doc/bugs and src/shifter.c)
 podman-hpc  only what --env names, and the image's (docs.podman.io podman-run --env)
 PALS        passes the environment whole; --depth is a known option (polaris user guide)
@@ -71,7 +73,7 @@ def srun(words: list[str]) -> int:
     nodes = SITE["hosts"]
     per_node = int(given.get("ntasks-per-node", [os.environ["SLURM_NTASKS_PER_NODE"]])[0])
     size = int(given.get("ntasks", [str(per_node * len(nodes))])[0])
-    container = {name: values for name, values in given.items() if name.startswith("container-")}
+    container = {name: values for name, values in given.items() if name.startswith("container-") or name == "environment"}
     tasks = []
     for rank in range(size):
         node, local = divmod(rank, per_node)
@@ -109,6 +111,9 @@ def start(command: list[str], tasks: list[tuple[dict[str, str], dict[str, list[s
         where = Path.cwd()
         if "container-image" in container:
             env, where = in_pyxis(env, container)
+        elif "environment" in container:
+            env = {**env, **SITE["image_env"]}
+            env["LD_LIBRARY_PATH"] = f"{SITE['plugin']}:{env['LD_LIBRARY_PATH']}"  # by the EDF's annotation
         running.append(subprocess.Popen(command, env=env, cwd=where, stdin=subprocess.DEVNULL))
     codes = [each.wait() for each in running]
     return next((code % 256 for code in codes if code), 0)

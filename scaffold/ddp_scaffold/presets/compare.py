@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def _text(value: Any) -> str:
         return ABSENT
     if isinstance(value, Mapping) and set(value) >= {"value", "source"}:
         return _text(value["value"])
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return str(value) if isinstance(value, (str, datetime.date)) else json.dumps(value, default=str)
 
 
 def _parsed(state: State) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from ddp_scaffold.presets import load
 from ddp_scaffold.presets.schema import Preset
 
 sys.path.insert(0, str(Path(__file__).with_name("dry")))
-from promises import broken_promises, refused  # noqa: E402
-from sandbox import Ended, Sandbox, build, directives, submit_pbs, submit_slurm  # noqa: E402
-from sites import site_of  # noqa: E402
+from promises import broken_promises, refused
+from sandbox import Ended, Sandbox, build, directives, submit_pbs, submit_slurm
+from sites import site_of
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "templates" / "presets").glob("*.yml"))
@@ -37,12 +37,14 @@ TYPICAL = {
 }
 IMAGE_NAMES = {"shifter": "docker:nvcr.io/nvidia/pytorch:24.10-py3"}
 NO_PLUGIN = "NCCL_NET=AWS Libfabric is forced, and nothing puts a plugin on the library path"
-# Jobs that would not start, or not as promised, with the reason. A case that is put right fails here until it is removed.
+# Jobs that would not start, or not as promised, with the reason. A case that is put right fails here until it goes.
+NO_PLUGINS = ("nersc-perlmutter", "cscs-clariden", "generic-slurm-slingshot")
 KNOWN: dict[Case, list[str]] = {
-    # Bare, the plugin is the user's to bring: preflight ends such a job with 78 and says so.
-    **{(name, launcher, "bare"): [NO_PLUGIN] for name in ("nersc-perlmutter", "cscs-clariden", "generic-slurm-slingshot")
-       for launcher in ("srun", "torchrun")},
-}  # fmt: skip
+    # Without a container the plugin is the user's to bring. The start of ranks ends such a job with 78, and says so.
+    (name, launcher, "bare"): [NO_PLUGIN]
+    for name in NO_PLUGINS
+    for launcher in ("srun", "torchrun")
+}
 
 
 def cases() -> list[Any]:
@@ -168,9 +170,7 @@ def found_wrong(case: Case, answered: Mapping[str, Any], sandbox: Sandbox, ended
 
 
 @pytest.mark.parametrize("case", cases())
-def test_a_job_starts_as_its_preset_promises(
-    case: Case, prepare: Start, rendered: Callable[[Case], Path]
-) -> None:
+def test_a_job_starts_as_its_preset_promises(case: Case, prepare: Start, rendered: Callable[[Case], Path]) -> None:
     sandbox, run = prepare(case)
     answered = yaml.safe_load((rendered(case) / ".copier-answers.yml").read_text())
     ended = run()
@@ -208,7 +208,7 @@ def test_nodes_that_cannot_be_listed_end_the_job_with_78(prepare: Start, script:
     assert "error: scontrol does not tell the first node of node[01-02]" in ended.output
 
 
-CUT = "head -c 300 \"$0.txt\""
+CUT = 'head -c 300 "$0.txt"'
 GERMAN = "printf 'Auftrag: 4242\\n    Auftragsname = demo\\n    Status = L\\n    run_count = eins\\n'"
 GONE = "echo 'qstat: Unknown Job Id 4242.standin' >&2; exit 153"
 
@@ -242,4 +242,3 @@ def test_a_missing_python_ends_the_job_with_78(prepare: Start) -> None:
     ended = run()
     assert (ended.code, ended.ranks) == (78, {}), ended.output
     assert "error: there is no python on the PATH" in ended.output
-

@@ -29,10 +29,11 @@ def released(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     git(repository, "init", "--quiet", "--initial-branch=main")
     lines = {"env": [{"name": "NCCL_NET", "value": "OFI", "read_by": "NCCL", "why": "w", "source": "s",
                       "confidence": "seen"}]}  # fmt: skip
+    later = {"gpus_per_node": fact(8), "notes": [fact("new")]}
     states = (
         ("v0.1.0", "2026-01-10", {"gpus_per_node": fact(4), **lines}),
-        ("v0.2.0", "2026-03-20", {"gpus_per_node": fact(8), "notes": [fact("new")]}),
-        ("v0.3.0", "2026-05-30", {"gpus_per_node": fact(8), "notes": [fact("new")], "verified_on": datetime.date(2026, 5, 29)}),
+        ("v0.2.0", "2026-03-20", later),
+        ("v0.3.0", "2026-05-30", {**later, "verified_on": datetime.date(2026, 5, 29)}),
     )
     for tag, day, values in states:
         preset(folder, "one", **{"verified_on": datetime.date(2026, 1, 1), **values})

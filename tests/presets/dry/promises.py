@@ -29,7 +29,7 @@ def broken_promises(
 
 
 def refused(preset: Preset, options: dict[str, str], nodes: int, walltime: str) -> Iterator[str]:
-    """Yield why the scheduler would not take a job: queues, node counts and times of the preset, and what it forbids."""
+    """Yield why the scheduler would not take a job, by the limits of the preset and by what it forbids."""
     partition = options.get("--partition", options.get("-q"))
     qos = options.get("--qos")
     for name, by in ((partition, "partition"), (qos, "qos")):

@@ -23,9 +23,10 @@ from ddp_scaffold.presets.schema import Preset
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
 TOOLS = (
-    "awk basename bash cat chmod cp cut date dirname env expr grep head id ls mkdir mktemp mv paste ps rm sed seq sh sleep"
-    " sort ss stat tail tee timeout touch tr uniq wc xargs"
-).split()
+    "awk", "basename", "bash", "cat", "chmod", "cp", "cut", "date", "dirname", "env", "expr", "grep", "head", "id",
+    "ls", "mkdir", "mktemp", "mv", "paste", "ps", "rm", "sed", "seq", "sh", "sleep", "sort", "ss", "stat", "tail",
+    "tee", "timeout", "touch", "tr", "uniq", "wc", "xargs",
+)  # fmt: skip
 DEADLINE_S = 60
 JOB = "4242"
 # Variables of the image nvidia/cuda:11.8.0-base-ubuntu22.04: github.com/NVIDIA/pyxis tests/env.bats.
@@ -191,7 +192,7 @@ def _network(sandbox: Sandbox) -> None:
     sandbox.tool(
         "getent",
         f'found=; case "$2" in\n{known}\nesac\n[ -n "$found" ] || exit 2\n'
-        'case "$1" in hosts) echo "$found        $2" ;; *) echo "$found        STREAM $2"; echo "$found        DGRAM" ;; esac',
+        'case "$1" in hosts) echo "$found        $2" ;; *) echo "$found        STREAM $2" ;; esac',
     )
     sandbox.tool(
         "ip",
@@ -235,7 +236,8 @@ def _modules(sandbox: Sandbox) -> None:
     site, root = sandbox.site, sandbox.root
     (root / "unknown.txt").write_text(text_of(site.module_says))
     known = "|".join(f"'{name}'" for name in sorted(site.known_modules)) or "''"
-    brings = f"'{site.plugin_from}') export LD_LIBRARY_PATH='{root}/plugin'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\" ;;"
+    path = f"'{root}/plugin'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\""
+    brings = f"'{site.plugin_from}') export LD_LIBRARY_PATH={path} ;;"
     (root / "module.sh").write_text(
         f"""module() {{
   local name
@@ -274,7 +276,7 @@ def _slurm(sandbox: Sandbox) -> None:
     sandbox.tool(
         "scontrol",
         f'case "$*" in\n"show hostnames "*) printf "{nodes}\\n" ;;\n'
-        '"show job --oneliner "*) echo "JobId=$4 JobName=demo UserId=user(1000) EndTime=2030-01-01T00:00:00 Deadline=N/A" ;;\n'
+        '"show job --oneliner "*) echo "JobId=$4 JobName=demo EndTime=2030-01-01T00:00:00 Deadline=N/A" ;;\n'
         '"requeue "*) exit 0 ;;\n*) exit 1 ;;\nesac',
     )
     sandbox.tool("squeue", "echo RUNNING")
@@ -294,7 +296,8 @@ def _launchers(sandbox: Sandbox) -> None:
         "srun_options": sorted({flag.lstrip("-").partition("=")[0] for flag in flags}
                                | {"container-workdir", "container-env", "container-mounts"}),
         "image_env": {**IMAGE, "PATH": f"{root}/image/bin:{root}/bin"}, "image_workdir": f"{root}/image/workspace",
-        "home": str(root / "home"), "plugin": f"{root}/plugin", "mpiexec": site.mpiexec, "mpiexec_version": str(version),
+        "home": str(root / "home"), "plugin": f"{root}/plugin", "mpiexec": site.mpiexec,
+        "mpiexec_version": str(version),
     }  # fmt: skip
     (root / "bin" / "site.json").write_text(json.dumps(ours))
     program = root / "bin" / "standin_site.py"
@@ -306,13 +309,14 @@ def _launchers(sandbox: Sandbox) -> None:
 def batch_environment(sandbox: Sandbox) -> dict[str, str]:
     """What any batch script finds, whatever the scheduler. BASH_ENV brings `module`, as sites' profiles do."""
     root = sandbox.root
-    variables = sorted({name for text in _directories(sandbox.preset) for name in re.findall(r"\$([A-Z_][A-Z0-9_]*)", text)})
-    site = {name: str(root / "site" / name.lower()) for name in variables if not name.startswith(("SLURM_", "PBS_"))}
+    names = {name for text in _directories(sandbox.preset) for name in re.findall(r"\$([A-Z_][A-Z0-9_]*)", text)}
+    names = {name for name in names if not name.startswith(("SLURM_", "PBS_")) and name not in ("PWD", "HOME", "USER")}
+    site = {name: str(root / "site" / name.lower()) for name in sorted(names)}
     for path in site.values():
         Path(path).mkdir(parents=True, exist_ok=True)
     return {
         "PATH": str(root / "bin"), "HOME": str(root / "home"), "USER": "user", "LANG": "C.UTF-8",
-        "BASH_ENV": str(root / "module.sh"), "SANDBOX_HOST": sandbox.nodes[0], **site, "USER": "user",
+        "BASH_ENV": str(root / "module.sh"), "SANDBOX_HOST": sandbox.nodes[0], **site,
     }  # fmt: skip
 
 

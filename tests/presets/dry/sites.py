@@ -12,14 +12,14 @@ from sandbox import Site
 from ddp_scaffold.presets.schema import Preset
 
 SITES = {
-    # mpiexec: HPE PALS; prod is a routing queue: argonne-lcf/user-guides docs/polaris/running-jobs/index.md. The plugin:
-    # docs/polaris/applications-and-libraries/libraries/nccl.md, below /soft.
+    # mpiexec: HPE PALS; prod is a routing queue: argonne-lcf/user-guides docs/polaris/running-jobs/index.md.
+    # The plugin: the source of library_paths in the preset.
     "alcf-polaris": Site(
         frozenset(), "pals", {"prod": "small"}, plugin_from="/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib"
     ),
-    # olcf/olcf-user-docs software/analytics/pytorch_frontier.rst: the module brings librccl-net.so.
+    # The module that the preset loads for it: the source of modules there.
     "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
-    # GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-highgpu-8g: the image has TCPX there.
+    # The source of library_paths in the preset: TCPX is there.
     "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stand-ins for what starts ranks on a cluster, called by the name of a link: srun, mpiexec, ibrun, a container's program.
+"""Stand-ins for what starts ranks on a cluster: srun, mpiexec, ibrun, torchrun, the programs of containers.
 
 They start the tasks on "nodes" that are all this machine, with the environment that tasks would have there, and refuse
 options that the real tool does not have. `site.json` beside the links says what the site is like. Rules by source:
@@ -9,9 +9,9 @@ pyxis       image variables win unless --container-env names them (github.com/NV
             directory is the image's unless --container-workdir (tests/workdir.bats, pyxis_slurmstepd.c)
 apptainer   host variables pass, but PATH and LD_LIBRARY_PATH; APPTAINERENV_ and SINGULARITYENV_ win
             (github.com/apptainer/apptainer-userdocs environment_and_metadata.rst)
-CSCS's      image variables win over the host's; mounts and directory are those of the user's EDF, which is not known here
-            (docs.cscs.ch/software/container-engine)
-shifter     image variables win over the host's (github.com/NERSC/shifter doc/bugs and src/shifter.c)
+CSCS's      taken to be like pyxis; mounts, directory and annotations are those of the user's EDF, not known here
+shifter     image variables win over the host's unless --env names them; its modules prepend (github.com/NERSC/shifter
+            src: siteEnvPrepend of a ShifterModule)
 podman-hpc  only what --env names, and the image's (docs.podman.io podman-run --env)
 PALS        passes the environment whole; --depth is a known option (polaris user guide)
 Open MPI    gives remote ranks only what -x names (docs.open-mpi.org mpirun, -x)
@@ -29,19 +29,24 @@ from typing import Any
 SITE: dict[str, Any] = json.loads(Path(__file__).with_name("site.json").read_text())
 ROOT = Path(SITE["root"])
 # Long options of srun: https://slurm.schedmd.com/srun.html. Those of plugins are in site.json.
-SRUN = set(
-    "account acctg-freq bb bbf bcast begin cluster-constraint clusters comment constraint contiguous core-spec"
-    " cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline dependency disable-status distribution"
-    " error exact exclude exclusive export extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket"
-    " gpus-per-task gres gres-flags hint immediate input interactive jobid job-name kill-on-bad-exit label licenses"
-    " mem mem-bind mem-per-cpu mem-per-gpu mpi multi-prog network nice no-allocate no-kill nodelist nodes ntasks"
-    " ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output overcommit overlap partition"
-    " preserve-env priority propagate pty qos quiet reservation signal sockets-per-node spread-job switches"
-    " threads-per-core time tres-bind tres-per-task unbuffered uid verbose wait wckey".split()
-)
-FLAGS = {"exclusive", "exact", "label", "overlap", "unbuffered", "verbose", "container-mount-home",
-         "no-container-mount-home", "no-container-remap-root", "container-remap-root", "no-container-entrypoint"}  # fmt: skip
-# Of PALS: github.com/argonne-lcf/user-guides docs/running-jobs; of Hydra: mpiexec --help of MPICH 4; of Open MPI: mpirun(1).
+SRUN = {
+    "account", "acctg-freq", "bb", "bbf", "bcast", "begin", "cluster-constraint", "clusters", "comment",
+    "constraint", "contiguous", "core-spec", "cores-per-socket", "cpu-bind", "cpu-freq", "cpus-per-gpu",
+    "cpus-per-task", "deadline", "dependency", "disable-status", "distribution", "error", "exact", "exclude",
+    "exclusive", "export", "extra-node-info", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket",
+    "gpus-per-task", "gres", "gres-flags", "hint", "immediate", "input", "interactive", "jobid", "job-name",
+    "kill-on-bad-exit", "label", "licenses", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mpi", "multi-prog",
+    "network", "nice", "no-allocate", "no-kill", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu",
+    "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "overcommit", "overlap", "partition",
+    "preserve-env", "priority", "propagate", "pty", "qos", "quiet", "reservation", "signal", "sockets-per-node",
+    "spread-job", "switches", "threads-per-core", "time", "tres-bind", "tres-per-task", "unbuffered", "uid",
+    "verbose", "wait", "wckey",
+}  # fmt: skip
+FLAGS = {
+    "exclusive", "exact", "label", "overlap", "unbuffered", "verbose", "container-mount-home",
+    "no-container-mount-home", "no-container-remap-root", "container-remap-root", "no-container-entrypoint",
+}  # fmt: skip
+# Those that the script or a preset may give, and some more. PALS: argonne-lcf/user-guides; Hydra: MPICH 4; mpirun(1).
 MPIEXEC = {
     "pals": {"n", "np", "ppn", "depth", "cpu-bind", "env", "hostfile", "hosts", "line-buffer", "no-vni", "mem-bind"},
     "hydra": {"n", "np", "ppn", "bind-to", "map-by", "env", "genv", "genvall", "hosts", "f", "cpu-bind"},
@@ -73,7 +78,7 @@ def srun(words: list[str]) -> int:
     nodes = SITE["hosts"]
     per_node = int(given.get("ntasks-per-node", [os.environ["SLURM_NTASKS_PER_NODE"]])[0])
     size = int(given.get("ntasks", [str(per_node * len(nodes))])[0])
-    container = {name: values for name, values in given.items() if name.startswith("container-") or name == "environment"}
+    container = {name: values for name, values in given.items() if name.startswith(("container-", "environment"))}
     tasks = []
     for rank in range(size):
         node, local = divmod(rank, per_node)
@@ -90,7 +95,7 @@ def srun(words: list[str]) -> int:
             "SLURM_STEP_NUM_TASKS": str(size),
             "SLURM_SRUN_OPTIONS": " ".join(words[: len(words) - len(command)]),
         }
-        one = "gpus-per-task" in given and per_node > 1 or (SITE["sees"] == "one" and per_node > 1)
+        one = per_node > 1 and ("gpus-per-task" in given or SITE["sees"] == "one")
         env |= visible(str(local) if one else ",".join(map(str, range(SITE["gpus"]))))
         tasks.append((env, container))
     return start(command, tasks)
@@ -123,7 +128,8 @@ def in_pyxis(env: dict[str, str], given: dict[str, list[str]]) -> tuple[dict[str
     kept = {name for value in given.get("container-env", []) for name in value.split(",")}
     inside = {**env, **{name: value for name, value in SITE["image_env"].items() if name not in kept}}
     project = Path.cwd()
-    mounts = [mount.split(":")[-1 if mount.count(":") < 2 else 1] for value in given.get("container-mounts", []) for mount in value.split(",")]
+    pairs = [mount.split(":") for value in given.get("container-mounts", []) for mount in value.split(",")]
+    mounts = [pair[min(1, len(pair) - 1)] for pair in pairs]  # SRC:DST:FLAGS, or one path for both
     mounts += [SITE["home"]] if "no-container-mount-home" not in given else []
     there = any(project.is_relative_to(mount) for mount in mounts if mount)
     wanted = given.get("container-workdir", [SITE["image_workdir"]])[0]
@@ -152,16 +158,19 @@ def container(name: str, words: list[str]) -> int:
         for prefix in prefixes:
             env |= {key.removeprefix(prefix): value for key, value in host.items() if key.startswith(prefix)}
     elif name == "shifter":
-        env = {**host, **image}
+        named = [option.removeprefix("--env=") for option in given if option.startswith("--env=")]
+        env = {**host, **image, **dict(item.split("=", 1) for item in named)}
         plugin = any("nccl-plugin" in option for option in given)
-        env["LD_LIBRARY_PATH"] = ":".join([*([SITE["plugin"]] if plugin else []), image.get("LD_LIBRARY_PATH", "")])
+        env["LD_LIBRARY_PATH"] = ":".join([*([SITE["plugin"]] if plugin else []), env.get("LD_LIBRARY_PATH", "")])
     else:
         named = [given[number + 1] for number, option in enumerate(given) if option in ("--env", "-e")]
         named += [option.partition("=")[2] for option in given if option.startswith("--env=")]
         env = {**image}
         for item in named:
             key, equals, value = item.partition("=")
-            env |= {key: value} if equals else {each: host[each] for each in host if each == key or (key.endswith("*") and each.startswith(key[:-1]))}
+            whole = key.endswith("*")
+            taken = [name for name in host if name == key or (whole and name.startswith(key[:-1]))]
+            env |= {key: value} if equals else {name: host[name] for name in taken}
     env |= {key: value for key, value in host.items() if key.startswith("SANDBOX")}
     os.execvpe(rest[0], rest, env)
 

@@ -128,7 +128,7 @@ def script_in(launch: Path) -> Path:
 
 def answers(preset: Preset, launcher: str, way: str) -> dict[str, Any]:
     """Return what a user answers: the launcher, an image, an account where one is needed."""
-    found: dict[str, Any] = {"project_name": "demo", "preset": preset.name}
+    found: dict[str, Any] = {"project_name": "demo", "preset": preset.name, "container_image": ""}
     if preset.scheduler.value == "slurm":
         found["launcher"] = launcher
     if way == "container":

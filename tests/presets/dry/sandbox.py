@@ -239,10 +239,12 @@ def _modules(sandbox: Sandbox) -> None:
     path = f"'{root}/plugin'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\""
     brings = f"'{site.plugin_from}') export LD_LIBRARY_PATH={path} ;;"
     (root / "module.sh").write_text(
-        f"""module() {{
+        f"""conda() {{ echo "conda: command not found" >&2; return 127; }}
+module() {{
   local name
   case $1 in use | purge | unload | swap) return 0 ;; load | add) shift ;; *) return 0 ;; esac
   for name in "$@"; do
+    case $name in *conda* | *miniforge*) conda() {{ export CONDA_PREFIX='{root}/conda'; }} ;; esac
     case $name in
     {brings if site.plugin_from else ""}
     {known}) ;;
@@ -262,7 +264,8 @@ def _paths(sandbox: Sandbox) -> None:
     replaced = {path: f"{root}/site{path}" for path in wanted if path.startswith("/")}
     for path in replaced.values():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(f"export LD_LIBRARY_PATH='{root}/plugin'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n")
+        # gIB's script forces its network; on the host its directory is on the library path as well.
+        Path(path).write_text("export NCCL_NET=gIB\n")
     script = sandbox.project / "launch" / "site.sh"
     if script.exists() and replaced:
         text = script.read_text()

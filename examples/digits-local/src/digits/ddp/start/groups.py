@@ -18,6 +18,7 @@ from ..errors import ConfigError, RunFailed
 from ..polling import poll
 from ..ranks import rank_on
 from .launcher import Place
+from .plugin import check_plugin
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def setup_distributed(job: Job, device: str = "auto") -> Job:
     - the warm-up collective makes connections fail here, not after an hour of reading data.
 
     Raises:
-        ConfigError: no usable device, or another library has made the process group first.
+        ConfigError: no usable device, no network plugin though NCCL_NET names one, or another library has made the
+            process group first.
     """
     if dist.is_initialized():
         raise ConfigError(
@@ -140,6 +142,8 @@ def setup_distributed(job: Job, device: str = "auto") -> Job:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+        for finding in check_plugin() if place.world_size > 1 else ():
+            raise ConfigError(f"{place.who}: {finding.what}", finding.remedy, finding.kind)
     try:
         dist.init_process_group(
             backend,

@@ -21,6 +21,7 @@ from ..start.findings import Finding
 from ..start.groups import VISIBLE, Job, choose_device
 from ..start.launcher import Place, cpus_for_this_process
 from ..start.network import check_interfaces, check_master, interfaces
+from ..start.plugin import check_plugin
 from ..start.settings import RunSettings
 from .adapters import adapters, check_adapters
 from .disk import checkpoint_directory, writable
@@ -48,7 +49,7 @@ def look(place: Place, run: RunSettings, loader: LoaderSettings) -> tuple[Row, l
         row["route"], wrong = check_master(place, known)
         found += [*wrong, *check_interfaces(known, several, nccl)]
         row["ib"], wrong = check_adapters(adapters(), several, nccl)
-        found += wrong
+        found += [*wrong, *(check_plugin() if nccl else ())]
     if nccl and place.local_rank == 0 and not any(finding.blocks or finding.alone for finding in found):
         row["peers"], wrong = copies(min(place.local_world_size, torch.cuda.device_count()))
         found += wrong

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -27,6 +27,11 @@ STATUS = {"documented": "from the site's or vendor's own pages", "community": "m
 PROSE = {"gpu", "account", "container", "env_scripts", "preemption"}  # fields whose values are no code
 LISTS = {"storage", "hangs"}  # fields whose name says nothing about each of their values
 WORDS = {LEFT_OPEN: "left open", "yes": "yes", "no": "no"}
+
+HEAD = (
+    "The tests [start these jobs](../presets.md#a-dry-start) to the first line of training on every node, without the "
+    "cluster. They cannot know:\n\n"
+)
 
 TOP = "ai|ca|ch|co|com|de|edu|eu|fi|fr|gov|io|it|nl|org|se|uk"
 # github.com/OWNER/NAME PATH, as sources name a file of a repository; any other address.
@@ -91,10 +96,42 @@ def page(preset: Preset, origins: Mapping[str, str]) -> str:
         f"Verified on {preset.verified_on}, {STATUS[preset.status]}. What is not listed is not known; "
         "[how to read this](../presets.md#how-to-read-one).",
         *(section(group, origins) for group in tables(preset, origins)),
+        *unknown(preset),
     ]
     if preset.keywords:
         parts.append(f"Keywords: {text(', '.join(preset.keywords))}.")
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def unknown(preset: Preset) -> Iterator[str]:
+    """Yield what the dry start of this preset's jobs cannot know: it starts them on one machine, without the site."""
+    slurm, container = preset.scheduler.value == "slurm", preset.container.value if preset.container else None
+    if preset.scheduler.value == "none":
+        return
+    lines = ["The fabric: whether NCCL or RCCL connect, and whether the plugin, where one is forced, is the right one."]
+    if preset.modules and preset.modules.value:
+        lines.append("Modules: that these names exist, and what they set. Only what the preset loads is known there.")
+    ours = "partitions, QOS" if slurm else "queues"
+    lines.append(f"The scheduler's own view: {ours}, limits and accounts are those of this page.")
+    if preset.gloo_socket_ifname is None or preset.gloo_socket_ifname.value in (None, "route"):
+        lines.append("Interfaces: which one leads from node to node, and that its name is the same on all.")
+    if preset.gpu_order or preset.cpu_masks:
+        lines.append("Which cores and adapters are next to which GPU.")
+    if not slurm:
+        lines.append("What mpiexec does beyond its options and variables: binding, signals, its exit code.")
+    if preset.master_addr and preset.master_addr.value == "first-host-suffix":
+        lines.append("Names: that each node can resolve that of the first one with the suffix.")
+    if container:
+        lines.append("The image: its Python, its variables (one public image stands for all), its plugin, its driver.")
+        if any(flag.startswith("--environment") for flag in container.srun_flags):
+            lines.append("The user's EDF: its mounts and its working directory.")
+        elif any(flag.startswith("--container-") for flag in container.srun_flags):
+            mounted = any(flag.startswith("--container-mounts") for flag in container.srun_flags)
+            home = "" if mounted else " No mount of the project is stated: the home directory is taken to be there."
+            lines.append(f"enroot's configuration: what it mounts by itself.{home}")
+    if preset.env_scripts:
+        lines.append("What the site's script sets.")
+    yield "## What a dry start cannot know\n\n" + HEAD + "".join(f"- {text(line)}\n" for line in lines)
 
 
 def section(group: Table, origins: Mapping[str, str]) -> str:

@@ -193,7 +193,7 @@ def test_texts_are_shown_literally(full: tuple[Preset, dict[str, str]]) -> None:
     assert any(f": {NASTY}; " in cell for cell in cells)  # why a line of an environment file is there
     assert "VAR=$X|y" in cells
     assert "--constraint=a|b" in cells
-    assert set(page.links) - {"../presets.md#how-to-read-one", "base.md"} == {
+    assert set(page.links) - {"../presets.md#how-to-read-one", "../presets.md#a-dry-start", "base.md"} == {
         "https://docs.example.org/k_l_m/page.html",
         "https://github.com/x/y",
     }

@@ -297,6 +297,8 @@ OPTIONS = {
     "show": {"P", "--json"},
     "check": {"FILE...", "--json"},
     "schema": set(),
+    "diff": {"NAME", "--from", "--to", "--json"},
+    "probe": {"NAME", "--json"},
     "init": {"NAME", "--probe", "--yes", "-y", "--output", "--json"},
 }
 

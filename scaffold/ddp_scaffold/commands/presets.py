@@ -3,9 +3,13 @@
 `--json` prints one object (version 1):
 
     list   {"version", "presets": [{"name", "title", "scheduler", "launcher", "gpus_per_node", "gpu", "status",
-           "keywords", "verified_on", "file"}]}
+           "keywords", "verified_on", "last_change": null or {"release", "day", "fields"}, "file"}]}
     show   {"version", "preset": the fields, with those that are taken over, "taken_from": {field: preset}, "file"}
     check  {"version", "files": [{"file", "ok", "problems": [{"where", "field", "reason"}]}]}
+    diff   {"version", "preset", "from": {"release", "day"}, "to": the same, "resolution": "release", "differences":
+           [{"field", "change": "added", "removed" or "changed", "from", "to"}], "extends"}
+    probe  {"version", "preset", "verified_on", "probed_on", "place", "findings": [{"field", "outcome": "differs",
+           "agrees", "not looked at" or "told", "preset", "machine", "by"}], "counts"}
     init   see `init.py`
 
 Keys may be added; none is renamed within version 1. `schema` prints a JSON Schema, whose form pydantic decides.
@@ -38,7 +42,7 @@ def list_presets(
 ) -> None:
     """List the presets, or those that a search finds.
 
-    `-` for GPUs: the preset leaves them open.
+    `-` for GPUs: the preset leaves them open. The last change is that between two releases.
 
     Exit codes: 0 done; 1 a preset of this installation is broken.
     """
@@ -69,6 +73,56 @@ def show_preset(
         _output.say_json(found.to_json())
     else:
         show_fields(found)
+
+
+@app.command("diff", cls=EdgeCommand)
+def diff_preset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="DAY", help="A day or a release; else, before the last change.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="DAY", help="A day or a release; else, today.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare what a preset said on two days.
+
+    The history is that of the releases, which this installation carries; a day stands for the newest release before
+    its end. Needs git, and no network.
+
+    Exit codes: 0 done, whether anything differs or not; 1 the history cannot be read; 2 no such preset, day or release.
+    """
+    from ..presets.compare import compare, show_comparison
+
+    found = compare(name, start, end)
+    if as_json:
+        _output.say_json(found.to_json())
+    else:
+        show_comparison(found)
+
+
+@app.command("probe", cls=EdgeCommand)
+def probe_preset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, or the path of a preset file.")],
+    as_json: Json = False,
+) -> None:
+    """Hold a preset against the machine that this runs on.
+
+    Run it inside a job to see GPUs and interfaces as well. Nothing is sent anywhere, nothing is written; what is
+    printed names partitions and no users or hosts, and can be sent as it is.
+
+    Exit codes: 0 nothing differs; 1 something differs, or the preset is broken; 2 there is none of that name; 3 nothing
+    of it could be looked at here.
+    """
+    from ..presets.against import hold, show_held
+    from ..presets.catalog import by_name
+
+    held = hold(by_name(name).preset)
+    if as_json:
+        _output.say_json(held.to_json())
+    else:
+        show_held(held)
+    if code := held.exit_code():
+        raise typer.Exit(code)
 
 
 @app.command("check", cls=EdgeCommand)

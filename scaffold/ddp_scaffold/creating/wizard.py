@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def prepare(start: Start, questions: Mapping[str, Question], first_try: Try, dir
     told = tell(early.facts.get("preset_data"), start.given["preset"].text == own_preset.OWN)
     if told is not None:
         title, lines = told
+        if changed := _last_change(start.given["preset"].text):
+            place = next((number for number, (label, _) in enumerate(lines) if label == "status"), len(lines) - 1) + 1
+            lines.insert(place, ("changed", changed))
         if decided:
             settled = ", ".join(f"{name}={value}" for name, value in decided.items())
             lines.append(("not asked", f"{settled} (--set changes them)"))
@@ -94,6 +98,16 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
         )
         path = _ask(prompt.unsafe_ask)
     return own_preset.read(path, "preset"), path
+
+
+def _last_change(preset: str) -> str:
+    """Return when a preset changed last and in what, or nothing: a file of one's own, no git, no releases."""
+    from ..presets.history import last_changes
+
+    with suppress(ScaffoldError):
+        if preset != own_preset.OWN and (change := last_changes([preset]).get(preset)):
+            return f"{change.words()} (ddp-scaffold presets diff {preset})"
+    return ""
 
 
 def _without_preset(typed: str) -> list[str]:

@@ -8,7 +8,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from .._errors import ScaffoldError, UsageError, show
 from .checks import future
 from .facts import age, is_old
 from .fields import gpus, tables
+from .history import Change, last_changes
 from .load import PresetError, Problem, files, find, load_preset, load_with_origins
 from .schema import Preset
 
 NARROW = 110  # columns of a terminal; fewer do not hold all columns of the list
-COLUMNS = ("preset", "GPUs a node", "scheduler", "launcher", "verified", "status", "title")
+COLUMNS = ("preset", "GPUs a node", "scheduler", "launcher", "verified", "last change", "status", "title")
 NARROW_COLUMNS = ("preset", "GPUs a node", "verified", "title")
 
 
@@ -32,6 +34,7 @@ class Found:
     file: Path
     preset: Preset
     taken_from: dict[str, str]
+    last_change: Change | None = None  # None: not looked up, or no release is here that tells
 
     def entry(self) -> dict[str, Any]:
         """Return its entry of `list --json`."""
@@ -46,6 +49,7 @@ class Found:
             "status": preset.status,
             "keywords": preset.keywords,
             "verified_on": preset.verified_on.isoformat(),
+            "last_change": self.last_change.to_json() if self.last_change else None,
             "file": str(self.file),
         }
 
@@ -69,8 +73,15 @@ class Checked:
 
 
 def search(words: Sequence[str]) -> list[Found]:
-    """Return the presets that have all these words in name, title, keywords or GPU. Raises ScaffoldError."""
-    return [found for path in files() if _matches((found := _read(path)).preset, words)]
+    """Return the presets that have all these words in name, title, keywords or GPU, each with its last change.
+
+    Raises ScaffoldError for a preset that is broken. Without git or releases, no change is known.
+    """
+    listed = [found for path in files() if _matches((found := _read(path)).preset, words)]
+    changes: dict[str, Change] = {}
+    with suppress(ScaffoldError):
+        changes = last_changes(found.preset.name for found in listed) if listed else {}
+    return [replace(found, last_change=changes.get(found.preset.name)) for found in listed]
 
 
 def by_name(name: str) -> Found:
@@ -93,9 +104,10 @@ def show_list(presets: Sequence[Found]) -> None:
     today = datetime.date.today()
     terminal = sys.stdout.isatty()
     rows = []
-    for p in (found.preset for found in presets):
-        verified = age(p.verified_on, today) if terminal else p.verified_on.isoformat()
-        rows.append((p.name, gpus(p), p.scheduler.value, p.launcher.value, verified, p.status, p.title))
+    for found in presets:
+        p, change = found.preset, found.last_change.words() if found.last_change else ""
+        verified = age(p.verified_on, today) if terminal else f"{p.verified_on}, {age(p.verified_on, today)}"
+        rows.append((p.name, gpus(p), p.scheduler.value, p.launcher.value, verified, change, p.status, p.title))
     narrow = terminal and shutil.get_terminal_size().columns < NARROW
     columns = [COLUMNS.index(name) for name in (NARROW_COLUMNS if narrow else COLUMNS)]
     lines = [tuple(line[column] for column in columns) for line in (COLUMNS, *rows)]

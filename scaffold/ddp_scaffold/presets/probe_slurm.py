@@ -33,7 +33,7 @@ def probe_slurm(draft: Draft, said: Mapping[str, str], here: str) -> None:
         draft.title = f"The Slurm cluster {cluster}"
         draft.keywords = [cluster] if cluster != draft.name else []
     if "sinfo" in said:
-        _nodes(draft, list(_groups(said["sinfo"])), f"sinfo on {here}")
+        _nodes(draft, list(groups(said["sinfo"])), f"sinfo on {here}")
     partitions = [
         dict(re.findall(r"(\w+)=(\S+)", line)) for line in said.get("scontrol show partition", "").splitlines()
     ]
@@ -43,7 +43,7 @@ def probe_slurm(draft: Draft, said: Mapping[str, str], here: str) -> None:
         draft.facts.pop("partition", None)
 
 
-def _groups(text: str) -> Iterator[Group]:
+def groups(text: str) -> Iterator[Group]:
     """Yield the groups of nodes in the output of sinfo; lines of another form are skipped."""
     for line in text.splitlines():
         cells = line.split("|")
@@ -101,8 +101,8 @@ def _limits(draft: Draft, partitions: list[dict[str, str]], preemption: str, sou
         if re.fullmatch("[1-9][0-9]{0,4}", most):
             limit["max_nodes"] = int(most)
         longest = partition.get("MaxTime", "UNLIMITED")
-        if walltime := _walltime(longest):
-            limit["max_walltime"] = walltime
+        if most_time := walltime(longest):
+            limit["max_walltime"] = most_time
         elif longest.upper() not in NO_LIMIT:
             draft.missing(f"limits: the MaxTime of {limit['name']} in {source} is not a time that can be used")
         by_tier = preemption == "preempt/partition_prio" and _tier(partition) < top
@@ -119,7 +119,7 @@ def _limits(draft: Draft, partitions: list[dict[str, str]], preemption: str, sou
         draft.missing(f"limits: {source} shows {len(partitions)} partitions, of which the first {MOST_LIMITS} are here")
 
 
-def _walltime(text: str) -> str | None:
+def walltime(text: str) -> str | None:
     """Return a time as a preset holds it, or None if it is no time, none at all, or one of 1000 days and more.
 
     Slurm's forms are M, M:S, H:M:S, D-H, D-H:M and D-H:M:S: https://slurm.schedmd.com/sbatch.html#OPT_time

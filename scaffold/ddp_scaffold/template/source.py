@@ -87,6 +87,21 @@ def open_template(override: str | None, recorded: str | None = None) -> Iterator
                 raise
 
 
+@contextmanager
+def carried_releases() -> Iterator[Path]:
+    """Yield a bare repository with a tag for every release that this installation carries. Needs no network.
+
+    Raises ScaffoldError if it carries none, or if git cannot read them.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp-scaffold-releases-") as scratch:
+        if (CHECKOUT / "copier.yml").is_file() and (CHECKOUT / ".git").exists():
+            yield _releases_of_checkout(Path(scratch))
+        elif BUNDLE.is_file():
+            yield _clone(str(BUNDLE), Path(scratch))
+        else:
+            raise ScaffoldError("this installation carries no releases", "Install it again from a wheel or a checkout.")
+
+
 def _own(scratch: Path) -> Template:
     if (CHECKOUT / "copier.yml").is_file() and (CHECKOUT / ".git").exists():
         _require_commit(CHECKOUT)

@@ -1,0 +1,34 @@
+"""What a site has beside what its preset says: where its plugin comes from, whose mpiexec it has, where queues lead.
+
+Sources stand beside each. What no source says is not here; `unknown` of make_clusters.py lists it for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sandbox import Site
+
+from ddp_scaffold.presets.schema import Preset
+
+SITES = {
+    # mpiexec: HPE PALS; prod is a routing queue: argonne-lcf/user-guides docs/polaris/running-jobs/index.md.
+    # The plugin: the source of library_paths in the preset.
+    "alcf-polaris": Site(
+        frozenset(), "pals", {"prod": "small"}, plugin_from="/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib"
+    ),
+    # The module that the preset loads for it: the source of modules there.
+    "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
+    # The source of library_paths in the preset: TCPX is there.
+    # gIB's directory, also inside the container: GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-ultragpu-8g.
+    "gcp-a3-ultra": Site(frozenset(), plugin_from="/usr/local/gib/lib64"),
+    "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
+}
+
+
+def site_of(preset: Preset) -> Site:
+    """Return the site of a preset: it knows the modules that the preset loads, on the host or with a container."""
+    container = preset.container.value if preset.container else None
+    modules = {*(preset.modules.value or [] if preset.modules else []), *((container and container.modules) or [])}
+    known = SITES.get(preset.name, Site(frozenset()))
+    return replace(known, known_modules=known.known_modules | modules)

@@ -1,0 +1,244 @@
+"""Every job that presets render is started in a sandbox that answers like its site, to the first line of training.
+
+What a rank finds there is held against what its preset promises. The sandbox knows recorded texts of tools, options,
+variables and the rules of containers; what it cannot know is on the cluster's page. No network, no root, no Slurm.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from git_helpers import git
+
+from ddp_scaffold.presets import load
+from ddp_scaffold.presets.schema import Preset
+
+sys.path.insert(0, str(Path(__file__).with_name("dry")))
+from promises import broken_promises, refused
+from sandbox import Ended, Sandbox, build, directives, submit_pbs, submit_slurm
+from sites import site_of
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "templates" / "presets").glob("*.yml"))
+PRESETS = {path.stem: load.load_preset(path) for path in FILES}
+Case = tuple[str, str, str]  # preset, launcher, bare or container
+TYPICAL = {
+    ("lumi-g", "srun", "container"),
+    ("alcf-polaris", "mpiexec", "bare"),
+    ("aws-hyperpod", "torchrun", "container"),
+    ("tacc-vista", "ibrun", "bare"),
+}
+IMAGE_NAMES = {"shifter": "docker:nvcr.io/nvidia/pytorch:24.10-py3"}
+NO_PLUGIN = "NCCL_NET=AWS Libfabric is forced, and nothing puts a plugin on the library path"
+# Jobs that would not start, or not as promised, with the reason. A case that is put right fails here until it goes.
+NO_PLUGINS = ("nersc-perlmutter", "cscs-clariden", "generic-slurm-slingshot")
+KNOWN: dict[Case, list[str]] = {
+    # Without a container the plugin is the user's to bring. The start of ranks ends such a job with 78, and says so.
+    (name, launcher, "bare"): [NO_PLUGIN]
+    for name in NO_PLUGINS
+    for launcher in ("srun", "torchrun")
+}
+
+
+def cases() -> list[Any]:
+    """Every preset with a scheduler, with each launcher that its script has, on the host and in its container."""
+    found: list[Any] = []
+    for name, preset in PRESETS.items():
+        scheduler = preset.scheduler.value
+        if scheduler == "none":
+            continue
+        own = preset.launcher.value
+        launchers = ["srun", "torchrun"] if scheduler == "slurm" and own != "ibrun" else [own]
+        ways = ["bare", "container"] if preset.container and preset.container.value else ["bare"]
+        for case in ((name, launcher, way) for launcher in launchers for way in ways):
+            marks = [] if case in TYPICAL else [pytest.mark.slow]
+            found.append(pytest.param(case, marks=marks, id="-".join(case)))
+    return found
+
+
+@pytest.fixture(scope="session")
+def base(render: Callable[..., Path]) -> Path:
+    """A project whose package all sandboxes start."""
+    return render({"preset": "generic-slurm"})
+
+
+@pytest.fixture(scope="session")
+def launch_template(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template without what is not the launch folder: to render all of it takes seconds."""
+    repo = tmp_path_factory.mktemp("launch-template") / "ddp-scaffold"
+    shutil.copytree(template_repo, repo, ignore=shutil.ignore_patterns(".git"))
+    for path in (repo / "templates" / "project").iterdir():
+        if "launch" in path.name or "answers_file" in path.name:
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    git(repo, "init", "--quiet", "--initial-branch=main")
+    git(repo, "add", "--all")
+    git(repo, "commit", "--quiet", "--message", "The launch folder")
+    return repo
+
+
+@pytest.fixture(scope="session")
+def rendered(launch_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    """`rendered(case)` has the launch folder of a case, made once."""
+    import copier
+
+    made: dict[Case, Path] = {}
+
+    def render(case: Case) -> Path:
+        if case not in made:
+            made[case] = tmp_path_factory.mktemp("rendered")
+            data = answers(PRESETS[case[0]], *case[1:])
+            copier.run_copy(
+                str(launch_template), made[case], data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD"
+            )
+        return made[case]
+
+    return render
+
+
+Start = Callable[..., tuple[Sandbox, Callable[..., Ended]]]
+
+
+@pytest.fixture
+def prepare(base: Path, rendered: Callable[[Case], Path], tmp_path: Path) -> Start:
+    """`prepare(case)` returns the sandbox of a case, and a function that runs its job."""
+
+    def make(case: Case, **site: Any) -> tuple[Sandbox, Callable[..., Ended]]:
+        preset, launch = PRESETS[case[0]], rendered(case) / "launch"
+        script = script_in(launch)
+        own = replace(site_of(preset), **site)
+        sandbox = build(tmp_path / "site", launch, base, preset, own, nodes_of(script), case[2] == "container")
+        submit = submit_slurm if script.suffix == ".sbatch" else submit_pbs
+        return sandbox, lambda **extra: submit(sandbox, sandbox.project / "launch" / script.name, **extra)
+
+    return make
+
+
+def script_in(launch: Path) -> Path:
+    """Return the batch script of a launch folder."""
+    return next(path for path in launch.iterdir() if path.suffix in (".sbatch", ".pbs"))
+
+
+def answers(preset: Preset, launcher: str, way: str) -> dict[str, Any]:
+    """Return what a user answers: the launcher, an image, an account where one is needed."""
+    found: dict[str, Any] = {"project_name": "demo", "preset": preset.name, "container_image": ""}
+    if preset.scheduler.value == "slurm":
+        found["launcher"] = launcher
+    if way == "container":
+        container = preset.container.value if preset.container else None
+        program = container.command[0] if container and container.command else ""
+        found["container_image"] = IMAGE_NAMES.get(program, "pytorch.sif" if program else "/shared/pytorch.sqsh")
+    account = preset.account.value if preset.account else None
+    if account and account.required:
+        found["account"] = account.example or "demo"
+    return found
+
+
+def nodes_of(script: Path) -> int:
+    """Return the nodes that a script asks for."""
+    if script.suffix == ".sbatch":
+        return int(directives(script, "SBATCH")["--nodes"])
+    return int(directives(script, "PBS")["-l select"].partition(":")[0])
+
+
+def found_wrong(case: Case, answered: Mapping[str, Any], sandbox: Sandbox, ended: Ended) -> list[str]:
+    """Return why a job would be refused or did not start, or what its ranks find that is not as promised."""
+    script = script_in(sandbox.project / "launch")
+    options = directives(script, "SBATCH") or directives(script, "PBS")
+    walltime = options.get("--time", options.get("-l walltime", ""))
+    problems = list(refused(sandbox.preset, options, len(sandbox.nodes), walltime))
+    if "train" not in ended.ranks:
+        lines = ended.output.splitlines()
+        first = next((line for line in lines if "error" in line or "No such file" in line), "no error is told")
+        return [*problems, f"ended with {ended.code}, before training: {first}"]
+    launcher = case[1]
+    numbered = {"mpiexec": sandbox.site.mpiexec, "ibrun": "torchrun"}.get(launcher, launcher)
+    problems += broken_promises(
+        sandbox, ended.ranks["train"], numbered, answered["gpus_per_node"], answered["cpus_per_task"],
+        options.get("--partition", "batch" if "--nodes" in options else "workq"),
+    )  # fmt: skip
+    hosts = {env["SANDBOX_HOST"] for env in ended.ranks.get("preflight", [])}
+    problems += [f"preflight ran on {sorted(hosts)}"] if hosts != set(sandbox.nodes) else []
+    return problems + ([f"the job ended with {ended.code}"] if ended.code else [])
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_job_starts_as_its_preset_promises(case: Case, prepare: Start, rendered: Callable[[Case], Path]) -> None:
+    sandbox, run = prepare(case)
+    answered = yaml.safe_load((rendered(case) / ".copier-answers.yml").read_text())
+    ended = run()
+    assert found_wrong(case, answered, sandbox, ended) == KNOWN.get(case, []), ended.output
+
+
+LUMI: Case = ("lumi-g", "srun", "container")
+POLARIS: Case = ("alcf-polaris", "mpiexec", "bare")
+HANG = "exec sleep 600"
+SOON = 'shift; exec /usr/bin/timeout 1 "$@"'  # in place of timeout: 1 s in place of 30
+
+
+@pytest.mark.parametrize("says", ["lmod-unknown.txt", "tcl-unknown.txt"])
+def test_a_module_that_is_gone_ends_the_job_with_78(prepare: Start, says: str) -> None:
+    _, run = prepare(LUMI, known_modules=frozenset(), module_says=says)
+    ended = run()
+    assert (ended.code, "train" in ended.ranks) == (78, False), ended.output
+    assert "error: module load failed" in ended.output
+
+
+def test_no_module_command_ends_the_job_with_78(prepare: Start) -> None:
+    _, run = prepare(LUMI)
+    ended = run(BASH_ENV="")
+    assert (ended.code, "train" in ended.ranks) == (78, False), ended.output
+    assert "error: module load failed" in ended.output
+
+
+@pytest.mark.parametrize("script", ["exit 0", "echo 'scontrol: error: Invalid hostlist'; exit 1", HANG])
+def test_nodes_that_cannot_be_listed_end_the_job_with_78(prepare: Start, script: str) -> None:
+    sandbox, run = prepare(LUMI)
+    sandbox.tool("scontrol", script)
+    sandbox.tool("timeout", SOON)
+    ended = run()
+    assert (ended.code, "train" in ended.ranks) == (78, False), ended.output
+    assert "error: scontrol does not tell the first node of node[01-02]" in ended.output
+
+
+CUT = 'head -c 300 "$0.txt"'
+GERMAN = "printf 'Auftrag: 4242\\n    Auftragsname = demo\\n    Status = L\\n    run_count = eins\\n'"
+GONE = "echo 'qstat: Unknown Job Id 4242.standin' >&2; exit 153"
+
+
+@pytest.mark.parametrize("script", ["exit 0", CUT, GERMAN, GONE, HANG], ids=["empty", "cut", "german", "gone", "hangs"])
+def test_a_job_that_qstat_does_not_tell_of_starts_or_says_why(prepare: Start, script: str) -> None:
+    """What qstat tells is for restarts and the end of the time: without it a job runs, and says what it lacks."""
+    sandbox, _ = prepare(POLARIS)
+    sandbox.tool("timeout", SOON)
+    job = sandbox.project / "launch" / "train.pbs"
+    ended = submit_pbs(sandbox, job, qstat=script)
+    assert ended.code == 0, ended.output
+    assert len(ended.ranks["train"]) == 8
+    assert "warning: qstat" in ended.output
+
+
+@pytest.mark.parametrize("script", ["exit 0", "echo 'mpiexec: Befehl unbekannt'; exit 1", HANG])
+def test_an_mpiexec_without_a_version_gets_no_option_that_only_one_has(prepare: Start, script: str) -> None:
+    sandbox, run = prepare(POLARIS)
+    sandbox.tool("timeout", SOON)
+    real = (sandbox.root / "bin" / "mpiexec").read_text().splitlines()[-1]
+    sandbox.tool("mpiexec", f'[ "$1" != --version ] || {{ {script}; }}\n{real}')
+    ended = run()
+    assert ended.code == 0, ended.output
+    assert {env["SANDBOX_DEPTH"] for env in ended.ranks["train"]} == {""}
+
+
+def test_a_missing_python_ends_the_job_with_78(prepare: Start) -> None:
+    sandbox, run = prepare(POLARIS)
+    shutil.rmtree(sandbox.project / ".venv")
+    ended = run()
+    assert (ended.code, ended.ranks) == (78, {}), ended.output
+    assert "error: there is no python on the PATH" in ended.output

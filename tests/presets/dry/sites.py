@@ -20,7 +20,7 @@ SITES = {
     # The module that the preset loads for it: the source of modules there.
     "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
     # The source of library_paths in the preset: TCPX is there.
-    # gIB's directory, also inside the container: GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-ultragpu-8g.
+    # Also inside the container: GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-ultragpu-8g.
     "gcp-a3-ultra": Site(frozenset(), plugin_from="/usr/local/gib/lib64"),
     "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
 }

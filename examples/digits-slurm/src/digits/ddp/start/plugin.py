@@ -1,7 +1,8 @@
 """Whether the network plugin that NCCL_NET forces is there: else NCCL ends in its own init, without the path it took.
 
 NCCL opens `NCCL_NET_PLUGIN` as it stands, then `libnccl-net-NAME.so`, or without one `libnccl-net.so` (NCCL 2.30
-src/plugin/plugin_open.cc), RCCL also `librccl-net.so`. Only file names are looked at: loading a plugin would start it.
+src/plugin/plugin_open.cc), RCCL also `librccl-net.so`. File names are looked at first; a library is opened only where
+none of them is in sight.
 """
 
 from __future__ import annotations

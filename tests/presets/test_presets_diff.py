@@ -135,6 +135,6 @@ def test_a_list_without_git_or_releases(released: Path, tmp_path: Path, monkeypa
 def test_the_presets_of_this_checkout_have_a_history() -> None:
     """Every preset of the newest release is found in it, by its name."""
     names = [path.stem for path in load.files()]
-    states = history.read(names)
+    states = history.read(names, source.carried_releases)
     assert all(states[name] for name in names)
     assert sum(len(each) > 3 for each in states.values()) > 30

@@ -47,8 +47,9 @@ def list_presets(
     Exit codes: 0 done; 1 a preset of this installation is broken.
     """
     from ..presets.catalog import search, show_list
+    from ..template.source import carried_releases
 
-    presets = search(words or [])
+    presets = search(words or [], carried_releases)
     if as_json:
         _output.say_json({"version": 1, "presets": [found.entry() for found in presets]})
     else:
@@ -92,8 +93,9 @@ def diff_preset(
     Exit codes: 0 done, whether anything differs or not; 1 the history cannot be read; 2 no such preset, day or release.
     """
     from ..presets.compare import compare, show_comparison
+    from ..template.source import carried_releases
 
-    found = compare(name, start, end)
+    found = compare(name, start, end, carried_releases)
     if as_json:
         _output.say_json(found.to_json())
     else:

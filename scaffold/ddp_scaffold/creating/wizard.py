@@ -103,9 +103,10 @@ def choose(question: Question, default: str) -> tuple[dict[str, Given], str | No
 def _last_change(preset: str) -> str:
     """Return when a preset changed last and in what, or nothing: a file of one's own, no git, no releases."""
     from ..presets.history import last_changes
+    from ..template.source import carried_releases
 
     with suppress(ScaffoldError):
-        if preset != own_preset.OWN and (change := last_changes([preset]).get(preset)):
+        if preset != own_preset.OWN and (change := last_changes([preset], carried_releases).get(preset)):
             return f"{change.words()} (ddp-scaffold presets diff {preset})"
     return ""
 

@@ -18,7 +18,7 @@ from .._errors import ScaffoldError, UsageError, show
 from .checks import future
 from .facts import age, is_old
 from .fields import gpus, tables
-from .history import Change, last_changes
+from .history import Change, Releases, last_changes
 from .load import PresetError, Problem, files, find, load_preset, load_with_origins
 from .schema import Preset
 
@@ -72,7 +72,7 @@ class Checked:
         return {"file": self.file, "ok": not self.problems, "problems": problems}
 
 
-def search(words: Sequence[str]) -> list[Found]:
+def search(words: Sequence[str], releases: Releases) -> list[Found]:
     """Return the presets that have all these words in name, title, keywords or GPU, each with its last change.
 
     Raises ScaffoldError for a preset that is broken. Without git or releases, no change is known.
@@ -80,7 +80,7 @@ def search(words: Sequence[str]) -> list[Found]:
     listed = [found for path in files() if _matches((found := _read(path)).preset, words)]
     changes: dict[str, Change] = {}
     with suppress(ScaffoldError):
-        changes = last_changes(found.preset.name for found in listed) if listed else {}
+        changes = last_changes((found.preset.name for found in listed), releases) if listed else {}
     return [replace(found, last_change=changes.get(found.preset.name)) for found in listed]
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from .. import _output
 from .._errors import ScaffoldError, UsageError
-from .history import State, choose, read
+from .history import Releases, State, choose, read
 from .load import find
 from .yaml_text import BoundedLoader
 
@@ -55,11 +55,11 @@ class Comparison:
                 "extends": self.extends}  # fmt: skip
 
 
-def compare(name: str, start: str | None, end: str | None) -> Comparison:
+def compare(name: str, start: str | None, end: str | None, releases: Releases) -> Comparison:
     """Compare two states of a preset. Raises UsageError for a name, day or release that is not there, ScaffoldError."""
     if "/" in name or name.endswith((".yml", ".yaml")):
         raise UsageError("a file of your own has no history here", "Its history is where you keep it: git diff FILE.")
-    states = read([name])[name] if name.replace("-", "").isalnum() and name.isascii() else []
+    states = read([name], releases)[name] if name.replace("-", "").isalnum() and name.isascii() else []
     if not states:
         raise UsageError(f"there is no preset {name!r}, and no release had one", "See `ddp-scaffold presets list`.")
     before, after = choose(states, start, "--from"), choose(states, end, "--to")

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._errors import ScaffoldError, UsageError, show
 from .._git import git, git_bytes
-from ..template.source import carried_releases
 from .load import files
 
 FOLDER = "templates/presets"
 TAG = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 HERE = "this installation"
 SHOWN = 3  # so many names of fields in a line; the others are counted
+
+
+Releases = Callable[[], AbstractContextManager[Path]]  # a bare repository with a tag for every release
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class Change:
         return {"release": self.state.release, "day": day, "fields": list(self.fields)}
 
 
-def last_changes(names: Iterable[str]) -> dict[str, Change]:
+def last_changes(names: Iterable[str], releases: Releases) -> dict[str, Change]:
     """Return the last change of each preset that has a history. Raises ScaffoldError if there are no releases."""
-    histories = read(names)
+    histories = read(names, releases)
     return {name: change for name, states in histories.items() if (change := last_change(states)) is not None}
 
 
@@ -82,10 +84,10 @@ def changed_fields(before: str, after: str) -> tuple[str, ...]:
     return tuple(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
-def read(names: Iterable[str]) -> dict[str, list[State]]:
+def read(names: Iterable[str], carried: Releases) -> dict[str, list[State]]:
     """Return the states of presets, oldest first, by their names. Raises ScaffoldError without releases."""
     names = list(names)
-    with carried_releases() as repository:
+    with carried() as repository:
         releases = _releases(repository)
         wanted = [(name, tag) for name in names for tag, _ in releases]
         texts = _blobs(repository, [f"{tag}:{FOLDER}/{name}.yml" for name, tag in wanted])

@@ -18,6 +18,7 @@ FRAMEWORKS = (
     *("accelerate", "deepspeed", "fairscale", "horovod", "ignite", "lightning", "pytorch_lightning", "composer"),
     *("mmengine", "mmcv", "detectron2", "colossalai", "megatron", "fairseq", "ray", "lightning_fabric", "fastai"),
 )
+INIT = "init_process_group"
 REDUCED = re.compile(r"reduc|gather|sync|global|_all\b|world|agree|consensus", re.IGNORECASE)
 
 
@@ -66,6 +67,35 @@ class Context:
         """Return the calls of something with this last name in all files that are connected with one."""
         number = self.program.component[id(module)]
         return [c for c in self.program.calls_named[last] if self.program.component[id(c.function.module)] == number]
+
+    def named(self, module: Module, last: str) -> list[Function]:
+        """Return the functions and methods that a call with this last name may mean, in files connected with one."""
+        number = self.program.component[id(module)]
+        return [f for f in self._by_name.get(last, ()) if self.program.component[id(f.module)] == number]
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Function]]:
+        found: dict[str, list[Function]] = {}
+        for module in self.program.modules:
+            for function in module.functions:
+                found.setdefault(function.name, []).append(function)
+        return found
+
+    def run_by_ranks(self, function: Function) -> bool:
+        """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""
+        waiting, seen = [function], {id(function)}
+        while waiting:
+            here = waiting.pop()
+            if self._joins(here.module):
+                return True
+            for site in self.program.sites.get(id(here), ()):
+                if id(site.function) not in seen:
+                    seen.add(id(site.function))
+                    waiting.append(site.function)
+        return False
+
+    def _joins(self, module: Module) -> bool:
+        return wraps_ddp(module) or any(c.last == INIT for function in module.functions for c in function.calls)
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""

@@ -9,6 +9,8 @@ from .context import Context, Found
 from .module import Call, Function, is_constant, keyword, names_in, shown
 from .results import CHECKPOINT
 
+# A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
+WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 INIT = "torch.distributed.init_process_group"
 
 
@@ -54,7 +56,9 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
     between = [
         c
         for c in function.calls
-        if init.order < c.order < late.order and (context.effects.direct(c) or c.last == "cuda")
+        if init.order < c.order < late.order
+        and c.last not in WITHOUT_TENSORS
+        and (context.effects.direct(c) or c.last == "cuda")
     ]
     if between:
         message = (
@@ -77,6 +81,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
         if call.name != "torch.load" or not call.node.args or len(call.node.args) > 1:
             continue
         if keyword(call.node, "map_location") is not None or any(k.arg is None for k in call.node.keywords):
+            continue
+        if context.ranks.alone(function, call.place.guards) or not context.run_by_ranks(function):
             continue
         if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
             continue

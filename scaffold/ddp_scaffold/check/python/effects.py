@@ -60,6 +60,7 @@ MAKERS: tuple[tuple[re.Pattern[str], frozenset[str]], ...] = (
 FRAMEWORK_METHODS = frozenset().union(*(methods for _, methods in MAKERS))
 MAX_DEPTH = 12
 MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
+QUIET = {"no_grad", "inference_mode"}
 BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm")
 BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
@@ -72,6 +73,7 @@ class Effect:
     name: str
     via: tuple[str, ...] = ()
     where: str = ""
+    quiet: bool = False  # a forward pass without gradients
 
     def words(self) -> str:
         """Return it in words: `barrier (through synchronize, in utils/dist.py line 12)`."""
@@ -126,8 +128,8 @@ class Effects:
         if owner and self._is_metric(call, owner, last):
             return Effect("metric", f"{owner}.compute()")
         text = dotted(call.node.func)
-        if text and self.is_ddp(call.function, text):
-            return Effect("forward", text)
+        if text and self.is_ddp(call.function, text) and wrapped_by_then(self, call, text):
+            return Effect("forward", text, quiet=without_gradients(call))
         if (framework := self._of_framework(call, owner, last)) is not None:
             return framework
         if last == "state_dict" and owner and self._made_by(call.function, owner, FSDP):
@@ -262,13 +264,15 @@ class Effects:
             if direct is not None:
                 if direct.kind == "forward" and dotted(call.node.func) in function.parameters:
                     continue  # that depends on who calls it
-                effects = [Effect(direct.kind, direct.name, (function.name,), self.where(call))]
+                effects = [Effect(direct.kind, direct.name, (function.name,), self.where(call), direct.quiet)]
             else:
                 target = self.program.called(call)
                 if target is None or target is function:
                     continue
+                quiet = without_gradients(call)
                 effects = [
-                    Effect(e.kind, e.name, (function.name, *e.via), e.where) for e in self.inside(target, depth + 1)
+                    Effect(e.kind, e.name, (function.name, *e.via), e.where, quiet or e.quiet)
+                    for e in self.inside(target, depth + 1)
                 ]
             for effect in effects:
                 found.setdefault(effect.name, effect)
@@ -299,14 +303,37 @@ class Effects:
                 return False
         return True
 
+    def forward_through(self, call: Call) -> Effect | None:
+        """Return the forward pass of a DDP model that a call makes by giving it to a function of these files."""
+        target = self.program.called(call)
+        return self._forward_through(call, target) if target is not None else None
+
     def _forward_through(self, call: Call, target: Function) -> Effect | None:
         """Return the forward pass of a DDP model that a call gives to a function which calls it."""
         for name in self.called_parameters(target):
             value = argument(call, target, name)
             given = dotted(value) if value is not None else ""
-            if given and self.is_ddp(call.function, given):
-                return Effect("forward", given, (target.name,), f"{target.module.file.path} line {target.node.lineno}")  # type: ignore[union-attr]
+            if given and self.is_ddp(call.function, given) and wrapped_by_then(self, call, given):
+                quiet = without_gradients(call) or self._quiet_inside(target, name)
+                where = f"{target.module.file.path} line {target.node.lineno}"  # type: ignore[union-attr]
+                return Effect("forward", given, (target.name,), where, quiet)
         return None
+
+    def _quiet_inside(self, function: Function, name: str, depth: int = 0) -> bool:
+        """Tell whether a function calls its parameter without gradients only."""
+        found = []
+        for call in function.calls:
+            if dotted(call.node.func) == name:
+                found.append(without_gradients(call))
+                continue
+            target = self.program.called(call)
+            if target is None or depth > MAX_DEPTH:
+                continue
+            for inner in self.called_parameters(target):
+                value = argument(call, target, inner)
+                if value is not None and dotted(value) == name:
+                    found.append(without_gradients(call) or self._quiet_inside(target, inner, depth + 1))
+        return bool(found) and all(found)
 
     def called_parameters(self, function: Function, depth: int = 0) -> frozenset[str]:
         """Return the parameters that a function calls itself, or gives to one that does."""
@@ -329,6 +356,30 @@ class Effects:
                     found.add(dotted(value))
         self._called_parameters[key] = frozenset(found)
         return self._called_parameters[key]
+
+
+def without_gradients(call: Call) -> bool:
+    """Tell whether a call is made under no_grad() or inference_mode(), here or by a decorator of its function."""
+    decorators = [] if isinstance(call.function.node, ast.Module) else call.function.node.decorator_list
+    return any(
+        QUIET & {dotted(part).rpartition(".")[2] for part in ast.walk(one)} for one in (*call.place.withs, *decorators)
+    )
+
+
+def wrapped_by_then(effects: Effects, call: Call, name: str) -> bool:
+    """Tell whether a DDP model is still, and already, wrapped where a call uses it."""
+    mine = call.function.assignments.get(name, [])
+    wraps = [a for a in mine if effects.wrap_of(call.function, a) is not None]
+    before = [a for a in wraps if a.order < call.order]
+    if wraps and not before and not any(set(a.place.loops) & set(call.place.loops) for a in wraps):
+        return False
+    start = max((a.order for a in before), default=0)
+    return not any(start < a.order < call.order and a.value is not None and _unwraps(a.value) for a in mine)
+
+
+def _unwraps(value: ast.expr) -> bool:
+    names = {dotted(part).rpartition(".")[2] for part in ast.walk(value) if isinstance(part, (ast.Name, ast.Attribute))}
+    return bool(names & {"module", "unwrap", "unwrap_model", "de_parallel", "get_raw_model"})
 
 
 def _innermost(call: ast.Call) -> ast.Call:

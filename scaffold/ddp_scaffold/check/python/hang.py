@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found, part_of_try
-from .effects import Effect, walk_body
-from .module import Call, Exit, Function, Guard, dotted, names_in, shown
+from .effects import Effect, walk_body, without_gradients
+from .module import Call, Exit, Function, Guard, dotted, is_constant, names_in, shown
 from .ranks import Who
 
 OF_KIND = {
@@ -31,7 +31,7 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
         if (found := context.ranks.partial(call)) is None:
             continue
         for effect in context.effects.of(call):
-            if effect.kind != "forward" or context.effects.broadcasts_buffers(function, effect.name):
+            if effect.kind != "forward" or _waits(context, call, effect, found[0]):
                 reached.append((call, effect, *found))
     seen: set[tuple[int, str]] = set()
     for call, effect, guard, who in reached:
@@ -45,6 +45,39 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
             continue
         seen.add(key)
         yield _lonely(context, function, call, effect, guard, who)
+
+
+def _waits(context: Context, call: Call, effect: Effect, guard: Guard) -> bool:
+    """Tell whether ranks wait for each other after a forward pass of DDP that only some of them run.
+
+    Without gradients DDP broadcasts the buffers once, and leaves that out at the next forward pass with gradients
+    (`require_forward_param_sync` in torch/nn/parallel/distributed.py): the broadcast meets the one of the other ranks'
+    next step, unless a collective of another kind comes before it.
+    """
+    if not context.effects.broadcasts_buffers(call.function, effect.name):
+        return False
+    if not effect.quiet:
+        return True
+    loops = next((place.loops for test, place, _ in call.function.tests if test.test is guard.test), call.place.loops)
+    follows = _next_together(context, call, loops)
+    sites = context.program.sites.get(id(call.function), ())
+    if follows is None and not loops and len(sites) == 1:
+        follows = _next_together(context, sites[0], sites[0].place.loops)
+    return follows is not None and follows.kind != "forward"
+
+
+def _next_together(context: Context, call: Call, loops: tuple[ast.stmt, ...]) -> Effect | None:
+    """Return what all ranks do together after a call: behind it in the same loop, then at the loop's next turn."""
+    within = [c for c in call.function.calls if c.place.loops[: len(loops)] == loops]
+    later = [c for c in within if c.order > call.order]
+    for other in (*later, *(within if loops else ())):
+        if context.ranks.partial(other) is not None:
+            continue
+        if (forward := context.effects.forward_through(other)) is not None:
+            return forward
+        if effects := context.effects.of(other):
+            return effects[0]
+    return None
 
 
 def _complement(guard: Guard, who: Who, other: Guard, other_who: Who) -> bool:
@@ -93,6 +126,8 @@ def exits(context: Context, function: Function) -> Iterator[Found]:
         if found is None or not context.together(function, loop):
             continue
         guard, who = found
+        if any(_never_set(context, function, inner) for inner in leave.place.guards):
+            continue
         ranks = context.ranks.words(guard, who)
         message = (
             f"{ranks} leaves the loop of line {function.module.position(loop.lineno)[1]} here;"
@@ -105,7 +140,25 @@ def exits(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP104", function.module, leave.node, message, fix)
 
 
+def _never_set(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition is an attribute that is False wherever these files set it."""
+    if not (guard.holds and isinstance(guard.test, ast.Attribute)):
+        return False
+    last = guard.test.attr
+    values = [
+        a.value
+        for module in context.in_component(function.module)
+        for other in module.functions
+        for name, assigned in other.assignments.items()
+        if name.rpartition(".")[2] == last and "." in name
+        for a in assigned
+    ]
+    return bool(values) and all(is_constant(value, False) for value in values)
+
+
 def _partial_exit(context: Context, function: Function, leave: Exit) -> tuple[Guard, Who] | None:
+    if context.ranks.alone(function, leave.place.guards):
+        return None
     for position, guard in enumerate(leave.place.guards):
         who = context.ranks.guard(function, guard)
         if who is None:
@@ -161,7 +214,7 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
         return
     for test, place, order in function.tests:
         leaves = _leaves_of(function, test)
-        if leaves is None or not place.loops:
+        if leaves is None or not place.loops or context.ranks.alone(function, place.guards):
             continue
         if any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
@@ -174,7 +227,10 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
         found = found or _file(function, test.test, leaves)
         if found is not None:
             rule, reason = found
-            message = f"{reason}; that rank leaves the step alone, and the others wait for it in the next collective"
+            until = " until the launcher ends them (srun does not by default)" if leaves.kind == "exit" else ""
+            message = (
+                f"{reason}; that rank leaves the step alone, and the others wait for it in the next collective{until}"
+            )
             fix = f"reduce the decision `{shown(test.test, 40)}` over all ranks (`all_reduce` with MAX) before the `if`"
             yield Found(rule, function.module, test, message, fix)
 
@@ -279,7 +335,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
         if (
             step is None
             or not place.loops
-            or _only_timed(place.loops[-1], step)
+            or _only_timed(function, place.loops[-1], step)
             or any(context.ranks.guard(function, guard) for guard in place.guards)
         ):
             continue
@@ -303,10 +359,14 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP106", function.module, handler, message, fix)
 
 
-def _only_timed(loop: ast.stmt, step: Call) -> bool:
-    """Tell whether a backward pass is repeated over numbers, as profilers do, and not over data."""
-    numbers = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and _last(loop.iter) == "range"
-    return numbers and step.last == "backward"
+def _only_timed(function: Function, loop: ast.stmt, step: Call) -> bool:
+    """Tell whether a backward pass is one of a profiler or a test: no data are looped over, and no step follows it."""
+    if step.last != "backward":
+        return False
+    data = isinstance(loop, (ast.For, ast.AsyncFor)) and re.search(
+        r"load|data|batch|train", ast.unparse(loop.iter).lower()
+    )
+    return not data and not any(c.last in ("step", "zero_grad") and loop in c.place.loops for c in function.calls)
 
 
 def error_paths(context: Context, function: Function) -> Iterator[Found]:
@@ -371,7 +431,7 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
             continue
         target = context.program.called(call)
         words = set(call.last.split("_"))
-        long = words & LONG and target is not None and target.loops
+        long = words & LONG and target is not None and target.loops and _runs_model(context, target)
         if long and context.together(function, call.place.loops[0]):
             seen.add(id(found[0].test))
             message = (
@@ -385,12 +445,28 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP110", function.module, call.node, message, fix)
 
 
+def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a function, or one that it calls, runs a model: metrics of what is there already take seconds."""
+    if context.effects.called_parameters(function):
+        return True
+    for call in function.calls:
+        target = context.program.called(call)
+        if without_gradients(call) or call.last in ("eval", "generate", "sample"):
+            return True
+        if target is None and re.fullmatch(r"(?:self\.)?\w*(?:model|net|generator|sampler)", dotted(call.node.func)):
+            return True
+        if target is not None and depth < 3 and _runs_model(context, target, depth + 1):
+            return True
+    return False
+
+
 def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterator[Found]:
     """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
     for loop, place in function.loops:
         if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
             continue
         guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
+        guard = None if context.ranks.alone(function, place.guards) else guard
         if guard is None or id(guard.test) in seen or not context.together(function, place.loops[0]):
             continue
         seen.add(id(guard.test))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from .module import Call, Function, Guard, dotted, is_constant, shown
@@ -31,6 +32,11 @@ RANK_VARIABLES = {
 ALONE = re.compile(
     r"distribut|initialized|available|world_?size|parallel|multi|ddp|n_?gpu|num_(?:processes|gpus)|debug"
 )
+# Names that say whether there are several processes, and how many.
+SEVERAL = re.compile(
+    r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
+)
+COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks)|n_?procs")
 INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
 
 
@@ -57,13 +63,40 @@ class Ranks:
 
     def partial(self, call: Call) -> tuple[Guard, Who] | None:
         """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
-        for guard in call.place.guards:
-            if (who := self.guard(call.function, guard)) is not None:
+        guards = call.place.guards
+        if self.alone(call.function, guards):
+            return None
+        for guard in guards:
+            if (who := self.guard(call.function, guard)) is not None and not _never_taken(guard, guards):
                 return guard, who
         if self.decorated(call.function):
             line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
             return Guard(ast.Name(id="rank == 0", ctx=ast.Load()), True, line), "first"
         return None
+
+    def alone(self, function: Function, guards: Sequence[Guard]) -> bool:
+        """Tell whether conditions hold in a program of one process only: `local_rank == -1`, `not args.distributed`."""
+        return any(self._alone(function, guard.test, guard.holds) for guard in guards)
+
+    def _alone(self, function: Function, test: ast.expr, holds: bool) -> bool:
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self._alone(function, test.operand, not holds)
+        if isinstance(test, ast.BoolOp):
+            sides = [self._alone(function, value, holds) for value in test.values]
+            return any(sides) if isinstance(test.op, ast.And) is holds else all(sides)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            op, right = type(test.ops[0]), ast.unparse(test.comparators[0])
+            last = dotted(test.left.func if isinstance(test.left, ast.Call) else test.left).rpartition(".")[2]
+            if COUNT.fullmatch(last):
+                one = {("1", ast.Eq), ("1", ast.LtE), ("2", ast.Lt)}
+                several = {("1", ast.NotEq), ("1", ast.Gt), ("2", ast.GtE)}
+            elif self.is_rank(function, test.left):  # -1 stands for no rank at all
+                one, several = {("-1", ast.Eq), ("0", ast.Lt)}, {("-1", ast.NotEq), ("-1", ast.Gt), ("0", ast.GtE)}
+            else:
+                return False
+            return (right, op) in (one if holds else several)
+        last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")[2]
+        return not holds and bool(SEVERAL.fullmatch(last))
 
     def decorated(self, function: Function) -> bool:
         """Tell whether a function has a decorator that lets rank 0 alone run it."""
@@ -247,6 +280,21 @@ class Ranks:
         if who == "others":
             return "every rank but the first of each node" if local else "every rank but rank 0"
         return f"not every rank (it depends on `{test}`)"
+
+
+def _never_taken(guard: Guard, guards: Sequence[Guard]) -> bool:
+    """Tell whether an early exit under `a and b` cannot have been taken where another condition is `not a`."""
+    if not (guard.early and isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And)):
+        return False
+    wanted = {_plain(value, True) for value in guard.test.values}
+    held = [_plain(one.test, one.holds) for one in guards if one is not guard and not isinstance(one.test, ast.BoolOp)]
+    return any((text, not holds) in wanted for text, holds in held)
+
+
+def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    return ast.unparse(test), holds
 
 
 def says_first(name: str) -> bool:

@@ -13,6 +13,7 @@ TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNO
 HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
+REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
 CHECKPOINT = re.compile(r"ckpt|checkpoint|resume|pretrain|weight|snapshot|model", re.IGNORECASE)
 
 
@@ -87,6 +88,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             HELD_OUT.search(part) for arg in call.node.args[:1] for part in names_in(arg)
         )
         if held_out:
+            if context.ranks.alone(function, call.place.guards) or _names_samples(context, function):
+                continue
             if not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
                 message = (
                     f"`{name or 'the sampler'}` pads the set to a multiple of the number of ranks by repeating samples,"
@@ -103,8 +106,33 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
 
 
 def _counts(context: Context, function: Function) -> bool:
-    lasts = ("all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor")
-    return any(context.calls_in_component(function.module, last) for last in lasts)
+    """Tell whether results of validation may be taken together: its functions may call a reduction, over others."""
+    own = function.module
+    near = [own, *context.program.imports_of(own)]
+    for module in context.in_component(own):
+        if own in context.program.imports_of(module):
+            near += [module, *context.program.imports_of(module)]
+    waiting = [other for module in near for other in module.functions if HELD_OUT.search(other.name)]
+    if any(isinstance(loop, ast.For) and HELD_OUT.search(ast.unparse(loop.iter)) for loop, _ in function.loops):
+        waiting = []  # what the function does with the samples stands in it
+    waiting.append(function)
+    seen: set[int] = set()
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        for call in here.calls:
+            if call.last in REDUCTIONS:
+                return True
+            waiting += context.named(own, call.last)
+    return False
+
+
+def _names_samples(context: Context, function: Function) -> bool:
+    """Tell whether results are kept by the sample's number, so that what comes twice counts once (as for COCO)."""
+    words = ("COCOeval", "CocoEvaluator", "COCOEvaluator")
+    return any(word in module.file.text for module in context.in_component(function.module) for word in words)
 
 
 def _epochs(context: Context, function: Function) -> bool:

@@ -1,6 +1,6 @@
 """How long training stands still for a checkpoint, beside torch.save and torch.distributed.checkpoint, in one run.
 
-    python benchmarks/checkpoint.py [PROJECT] [--parameters 368e6] [--directory DIR] [--json FILE]
+    python benchmarks/checkpoint.py [PROJECT] [--parameters 368e6] [--directory DIR] [--only WAY] [--json FILE]
 
 PROJECT is a generated project (default: examples/digits-local), whose own code is measured; torch, pydantic,
 pydantic-settings and PyYAML must be there. One process, a GPT with AdamW, so twelve bytes a parameter. The columns:
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=0, help="sequences of a step; 32 on a GPU, else 1")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
     parser.add_argument("--directory", type=Path, help="where checkpoints go; a temporary directory by default")
+    parser.add_argument("--only", action="append", help="a way to compare with, instead of all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sys.path.insert(0, str(options.project / "src"))
@@ -77,7 +78,8 @@ def main() -> None:
         part("start.groups").shutdown(job)  # async_save wants a group with a CPU backend, or none
         for way in (plain(model, optimizer), dcp_save(model, optimizer), dcp_async(model, optimizer)):
             print(rows[-1], file=sys.stderr, flush=True)  # the whole takes minutes
-            rows.append(measure(way, scratch / way.name.replace(" ", "-"), step, job.device))
+            if not options.only or way.name in options.only:
+                rows.append(measure(way, scratch / way.name.replace(" ", "-"), step, job.device))
     finally:
         shutil.rmtree(scratch)
     size = sum(p.numel() for p in model.parameters())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +115,29 @@ def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`render({"preset": ...}, name="demo")` renders a project with these answers and returns where it is.
 
-    With `unsafe=False`: a template that needed `--trust` would fail here.
+    With `unsafe=False`: a template that needed `--trust` would fail here. The same answers are rendered once in a run,
+    for all workers of xdist; who asks again is given a copy.
     """
     import copier
+
+    base = tmp_path_factory.getbasetemp()
+    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "rendered"
+    kept.mkdir(exist_ok=True)
 
     def run(answers: Mapping[str, Any] | None = None, name: str = "demo") -> Path:
         project = tmp_path_factory.mktemp("project") / name
         data = {"project_name": name, **(answers or {})}
-        copier.run_copy(str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD")
+        first = kept / hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
+        if not first.exists():
+            copier.run_copy(
+                str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD"
+            )
+            aside = Path(tempfile.mkdtemp(dir=kept))
+            shutil.copytree(project, aside, symlinks=True, dirs_exist_ok=True)
+            with suppress(OSError):  # another worker was first
+                aside.rename(first)
+        else:
+            shutil.copytree(first, project, symlinks=True)
         return project
 
     return run

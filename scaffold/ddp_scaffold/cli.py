@@ -15,7 +15,7 @@ import typer
 from . import __version__
 from ._errors import ERROR, INTERRUPTED, EdgeCommand, EdgeGroup, RefusingCommand, ScaffoldError, report
 from ._signals import ending_on_signals
-from .commands import new, presets, update
+from .commands import check, doctor, explain, new, presets, update
 
 app = typer.Typer(
     name="ddp-scaffold",
@@ -29,6 +29,9 @@ app = typer.Typer(
 )
 app.command("new", cls=EdgeCommand)(new.new)
 app.command("update", cls=RefusingCommand)(update.update)
+app.command("check", cls=EdgeCommand)(check.check)
+app.command("doctor", cls=EdgeCommand)(doctor.doctor)
+app.command("explain", cls=EdgeCommand)(explain.explain)
 app.add_typer(presets.app, name="presets")
 
 

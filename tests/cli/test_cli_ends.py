@@ -12,7 +12,6 @@ from threading import Barrier
 
 import pytest
 from cli_helpers import SCAFFOLD, tree
-from cross_section import every
 from git_helpers import git
 
 from ddp_scaffold._errors import ScaffoldError
@@ -41,7 +40,8 @@ def staged(tmp_path: Path) -> Path:
 
 
 # ------------------------------------------------------------------------------------------ others write there, too
-@pytest.mark.parametrize("kind", every(5, DESTINATIONS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DESTINATIONS)
 def test_of_three_processes_one_writes_the_project(work, scaffold_env, kind):
     destination = prepare(work, kind)
     command = [*SCAFFOLD, "new", str(destination), "-y"]

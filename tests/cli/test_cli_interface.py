@@ -30,6 +30,8 @@ OPTIONS = {
         "--template",
         "--into-existing",
     },
+    "check": {"[PATH]...", "--format", "--select", "--ignore", "--fix", "--variables"},
+    "doctor": {"[DIR]", "--json"},
     "update": {
         "[DIR]",
         "--to",
@@ -44,12 +46,13 @@ OPTIONS = {
         "--json",
         "--template",
     },
+    "explain": {"PATH...", "--html", "--json", "--redact"},
 }
 
 
 def test_option_set_is_frozen():
     root = typer.main.get_command(app)
-    assert {"new", "update", "presets"} == set(root.commands)
+    assert {"check", "doctor", "explain", "new", "presets", "update"} == set(root.commands)
     found = {name: command for name, command in {"": root, **root.commands}.items() if name in OPTIONS}
     for name, command in found.items():
         options = set()
@@ -148,7 +151,7 @@ def test_every_command_with_json_tells_it_to_the_edge():
     root = typer.main.get_command(app)
     commands = [*root.commands.values(), *root.commands["presets"].commands.values()]
     with_json = [command for command in commands if any("--json" in parameter.opts for parameter in command.params)]
-    assert len(with_json) == 6
+    assert len(with_json) == 10
     assert all(isinstance(command, EdgeCommand) for command in with_json)
 
 

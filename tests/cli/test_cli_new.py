@@ -66,6 +66,7 @@ def test_json_schema(cli, work):
         "scripts": [name for name in told["files"] if name.endswith((".sh", ".sbatch"))],
         "place": told["follows"]["place"],
         "needs": [],
+        "hangs": [],
     }
     assert told["follows"]["place"]["name"] == "generic-slurm"
     assert "launch/train.sbatch" in told["follows"]["scripts"]
@@ -101,7 +102,7 @@ def test_json_error(cli, work):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("extra", [[], ["--json"]])
+@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), ["--json"]])
 def test_dry_run_writes_nothing_and_lists_the_files(cli, work, extra):
     result = cli("new", "demo", "-y", "--dry-run", *extra)
     assert result.exit_code == 0, result.output
@@ -114,9 +115,9 @@ def test_dry_run_writes_nothing_and_lists_the_files(cli, work, extra):
 @pytest.mark.parametrize(
     "options",
     [
-        [],
-        SLURM,
-        ["--set", "package=other", "--set", "tracker=none", "--set", "nproc=2"],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(SLURM, marks=pytest.mark.slow),
+        pytest.param(["--set", "package=other", "--set", "tracker=none", "--set", "nproc=2"], marks=pytest.mark.slow),
         ["--preset", "generic-slurm", "--set", "modules=cuda/12.4 gcc/13", "--set", "account=me@site"],
     ],
 )
@@ -130,6 +131,7 @@ def test_printed_command_gives_the_identical_project(cli, work, options):
     assert tree(work / "demo") == first
 
 
+@pytest.mark.slow
 def test_printed_command_holds_only_what_differs(cli, work):
     def command(*options: str) -> str:
         return json.loads(cli("new", "demo", "--json", "--dry-run", *options).stdout)["command"]

@@ -184,7 +184,7 @@ def test_choices_and_defaults_in_other_files_of_a_fork(cli, work, fork):
 
 @pytest.mark.parametrize(
     "made_from",  # `make test-update` runs all three
-    ["release", *(pytest.param(one, marks=pytest.mark.slow) for one in ("commit after it", "commit without tags"))],
+    [pytest.param(one, marks=pytest.mark.slow) for one in ("release", "commit after it", "commit without tags")],
 )
 def test_plain_copier_updates_a_new_project_at_once(cli, work, fork, monkeypatch, made_from):
     """Also one that was made from a checkout without releases, or past the last one, as developers do."""

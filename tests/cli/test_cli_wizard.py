@@ -121,7 +121,7 @@ def test_wrong_answer_is_asked_again_in_place(wizard, ask, work):
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [[], ["--preset", "local"]])
+@pytest.mark.parametrize("options", every(2, [[], ["--preset", "local"]]))
 def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, options):
     child = wizard("torch", "--dry-run", *options)
     child.expect_exact("note: DEST: project name 'torch' is a Python keyword or the name of a module")
@@ -169,6 +169,7 @@ def test_list_of_places_is_searched_by_keywords(wizard, ask, work, typed, name):
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_where_nothing_matches(wizard, ask, work):
     child = wizard("demo", "--dry-run")
     ask(child, "preset", "nowhere")
@@ -213,6 +214,7 @@ def test_end_of_input_at_the_list_of_places_leaves_nothing(wizard, ask, work):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset):
     own_preset(gpus_per_node=6, cpus_per_task=7, days=500)
     child = wizard("demo", "--model", "diffusion", "--set", "tracker=none", "--dry-run")
@@ -241,6 +243,7 @@ def test_own_preset_file_is_asked_for_and_decides(wizard, ask, work, own_preset)
     assert "files would be written" in text
 
 
+@pytest.mark.slow
 def test_limits_are_told_at_the_question_that_they_are_about(wizard, ask, work, own_preset):
     own_preset(gpus_per_node=4, cpus_per_task=8)
     child = wizard("demo", "--preset", "mycluster.yml", "--model", "diffusion", "--set", "tracker=none", "--dry-run")
@@ -374,7 +377,7 @@ def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
     interrupted(child, work)
 
 
-@pytest.mark.parametrize("moment", ["1", "4", "end"])
+@pytest.mark.parametrize("moment", every(3, ["1", "4", "end"]))
 def test_signal_at_any_moment_of_a_question_is_like_ctrl_c(wizard, ask, work, moment):
     program = [sys.executable, str(Path(__file__).with_name("signal_at.py")), moment]
     child = wizard("demo", "--preset", "local", program=program)
@@ -384,6 +387,7 @@ def test_signal_at_any_moment_of_a_question_is_like_ctrl_c(wizard, ask, work, mo
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_decline_leaves_nothing(wizard, work):
     child = wizard_at_confirmation(wizard)
     child.send("n" + ENTER)

@@ -22,7 +22,8 @@ RUN, OUTPUT = "{ .bash .run }", "{ .text .output }"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "@@ end of block @@"
 OUTCOMES = {"done", "failed", "stalled", "stopped", "config"}
-LEAF_COMMANDS = ["new", "update", *(f"presets {name}" for name in ("list", "show", "check", "init", "schema"))]
+PRESETS = ("list", "show", "check", "init", "diff", "probe", "schema")
+LEAF_COMMANDS = ["new", "update", "check", "doctor", "explain", *(f"presets {name}" for name in PRESETS)]
 
 
 def text(page: str) -> str:

@@ -22,13 +22,14 @@ def test_every_family_stands_in_the_table_of_the_documentation() -> None:
     assert sorted(PROMISED) == FAMILIES
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("model", every(4, FAMILIES))
 def test_linters_have_nothing_to_say(model: str, family: Family) -> None:
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
         tool(family(model), *command)
 
 
-@pytest.mark.parametrize("model", every(8, FAMILIES))  # `diffusion` is looked at in tests/runtime
+@pytest.mark.slow  # `diffusion` is looked at in tests/runtime
+@pytest.mark.parametrize("model", FAMILIES)
 def test_the_type_checker_has_nothing_to_say(model: str, family: Family, mypy_cache: Path) -> None:
     tool(family(model), "mypy", "--cache-dir", str(mypy_cache))
 
@@ -96,7 +97,7 @@ MISFITS = {
 LOADING = "from digits.config import Settings\nfrom digits.ddp import load\nload(Settings, strict_variables=False)"
 
 
-@pytest.mark.parametrize("model", every(3, list(MISFITS)))
+@pytest.mark.parametrize("model", every(6, list(MISFITS)))
 def test_a_model_that_does_not_fit_its_data_is_refused_with_the_settings(
     model: str, family: Family, tmp_path: Path
 ) -> None:
@@ -144,7 +145,7 @@ assert all(parameter.grad.isfinite().all() for parameter in network.parameters()
 """
 
 
-@pytest.mark.parametrize(("model", "shape", "settings"), every(5, FITS))
+@pytest.mark.parametrize(("model", "shape", "settings"), every(10, FITS))
 def test_sizes_that_a_network_takes_are_not_refused(
     model: str, shape: tuple[int, ...], settings: dict[str, int], family: Family, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_sizes_that_a_network_takes_are_not_refused(
     assert trained.returncode == 0, trained.stderr
 
 
+@pytest.mark.slow
 def test_the_remedy_for_images_that_are_too_small_can_be_followed(family: Family, tmp_path: Path) -> None:
     for side, levels, remedy in ((1, "1", "pad the images in data.py"), (7, "3", "lower model.levels to 2 or less")):
         code = f"from digits import data\ndata.IMAGE_SHAPE = (1, {side}, 28)\n{LOADING}"

@@ -43,6 +43,7 @@ def test_1_rank_0_that_hangs_while_it_draws_is_named(family: Family) -> None:
     assert "time.sleep" in run.outcome["stacks"]["0"]
 
 
+@pytest.mark.slow
 def test_2_equal_clocks_are_refused(family: Family) -> None:
     run = train(
         family("adversarial-diffusion"),

@@ -18,7 +18,7 @@ import yaml
 pytest.importorskip("torch")
 SWAPS = Path(__file__).parent / "swaps"
 PAGE = (Path(__file__).parents[2] / "docs/contract.md").read_text()
-TESTS = ["tests/test_contract.py", "tests/test_parity.py", "tests/test_train.py", "tests/test_faults.py"]
+TESTS = [f"tests/test_{name}.py" for name in ("contract", "commands", "parity", "train", "faults")]
 
 
 def replaced(project: Path, name: str) -> Path:
@@ -93,6 +93,7 @@ SAYS = {
 }
 
 
+@pytest.mark.slow
 def test_a_broken_promise_says_why_it_matters_and_what_to_do(render: Callable[..., Path]) -> None:
     project = replaced(render({"package": "digits"}), "page")
     for name, (before, after) in BROKEN.items():

@@ -37,7 +37,7 @@ def project(render: Callable[..., Path]) -> Path:
     return render({"package": "demo", "model": "custom"}, name="names")
 
 
-@pytest.mark.parametrize("family", every(4, FAMILIES))
+@pytest.mark.parametrize("family", every(8, FAMILIES))
 def test_the_source_tells_the_same_names_as_training(render: Callable[..., Path], family: str) -> None:
     pytest.importorskip("torch", reason="imports the project")
     project = render({"package": "demo", "model": family}, name=f"names-{family}")
@@ -103,6 +103,7 @@ def test_a_key_in_a_settings_file(project: Path, tmp_path: Path, how: list[str])
     assert check(project, *arguments) == (0, ""), "training says that better"
 
 
+@pytest.mark.slow
 def test_settings_that_users_add_in_their_own_ways(project: Path, tmp_path: Path) -> None:
     """A field, a section from another module, a section of a section, a mapping, and a class from a library."""
     own = tmp_path / "own"
@@ -254,6 +255,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_mapping_in_the_settings_file_is_taken_as_it_stands(project: Path, tmp_path: Path) -> None:
     """Numbers as keys, and an empty one in the place of a default that is not."""
     pytest.importorskip("torch", reason="imports the project")

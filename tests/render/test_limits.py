@@ -46,8 +46,8 @@ def answers(**given: Any) -> Answers:
     [
         {"partition": "batch", "nodes": 183, "walltime": "30:00:00"},
         {"partition": "debug,batch", "walltime": "02:00:00"},  # one of several is enough
-        {"partition": "batch", "qos": "prio", "walltime": "00:20:00"},
-        {"partition": "", "walltime": "02:00:00"},  # what holds when nothing is named
+        pytest.param({"partition": "batch", "qos": "prio", "walltime": "00:20:00"}, marks=pytest.mark.slow),
+        pytest.param({"partition": "", "walltime": "02:00:00"}, marks=pytest.mark.slow),  # where nothing is named
         pytest.param({"partition": "slow", "nodes": 5000, "walltime": "2-00:00:00"}, marks=pytest.mark.slow),
         pytest.param({"partition": "large", "nodes": 100, "walltime": "99-00:00:00"}, marks=pytest.mark.slow),
         pytest.param({"partition": "elsewhere", "nodes": 5000, "walltime": "99-00:00:00"}, marks=pytest.mark.slow),

@@ -20,7 +20,7 @@ from ddp_scaffold.presets import load
 from ddp_scaffold.presets.schema import EnvLine, Preset
 
 ROOT = Path(__file__).parents[2]
-CROSS_SECTION = {"olcf-frontier", "alcf-polaris", "tacc-vista", "jsc-juwels-booster", "azure-nd-h100-v5"}
+CROSS_SECTION = {"olcf-frontier", "alcf-polaris", "tacc-vista"}
 FILES = sorted((ROOT / "templates" / "presets").glob("*.yml"))
 Case = tuple[str, str]
 Setting = tuple[str, str, str, str]  # conditions, name, value, the comment above

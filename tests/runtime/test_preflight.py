@@ -100,6 +100,7 @@ def free_port() -> int:
 # ------------------------------------------------------------------------------------------------ started for real
 
 
+@pytest.mark.slow
 def test_three_ranks_in_order(project: Path, there: Path) -> None:
     done = torchrun(project, there, ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr

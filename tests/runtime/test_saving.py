@@ -302,7 +302,7 @@ def test_an_error_while_it_is_written_costs_that_checkpoint(project: Path, tmp_p
     assert [path.name for path in root.iterdir()] == ["step_00000002"]
 
 
-@pytest.mark.parametrize("what", ["trains", "agrees"])
+@pytest.mark.parametrize("what", ["trains", pytest.param("agrees", marks=pytest.mark.slow)])
 def test_a_write_that_failed_is_told_once_and_before_anything_of_the_next(
     project: Path, tmp_path: Path, what: str
 ) -> None:

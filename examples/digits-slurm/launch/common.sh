@@ -18,6 +18,11 @@ refuse_run() {
   refuse "$2" "$3"
 }
 
+# ask COMMAND...: what it prints. One that does not answer in 30 s, as a scheduler's or a driver's tools may, is ended.
+ask() {
+  if command -v timeout >/dev/null; then timeout 30 "$@" </dev/null; else "$@" </dev/null; fi
+}
+
 # load_env FILE NODES PARTITION [container]: exports the KEY=VALUE lines of a file. A variable that is set already keeps
 # its value. $NAME in a value stands for that variable. Lines below conditions in brackets count only where all of them
 # hold, up to the next line in brackets: [nodes >= 2], [partition NAME], [gpu H100], [plugin <= 1.5, nodes >= 2].
@@ -90,11 +95,11 @@ gpu_name='' plugin_version='' # looked up when the first condition asks; - stand
 # gpu_is H100: whether the name of the first GPU of this node has this word, in any case. NVIDIA GB200 has no B200.
 gpu_is() {
   if [ -z "$gpu_name" ]; then
-    gpu_name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null </dev/null) || gpu_name=''
+    gpu_name=$(ask nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu_name=''
     if [ -z "$gpu_name" ]; then
       # "Card series" until ROCm 6.0, then "Card Series" (ROCm/rocm_smi_lib python_smi_tools/rocm_smi.py);
       # MARKET_NAME (ROCm/amdsmi amdsmi_cli/README.md).
-      gpu_name=$({ rocm-smi --showproductname || amd-smi static --asic; } 2>/dev/null </dev/null \
+      gpu_name=$({ ask rocm-smi --showproductname || ask amd-smi static --asic; } 2>/dev/null \
         | sed -nE 's/.*(Card [Ss]eries|MARKET_NAME):[[:space:]]*//p')
     fi
     gpu_name=${gpu_name%%$'\n'*}
@@ -234,9 +239,9 @@ count_gpus() {
   if [ "$visible" != unset ]; then
     tr ',' '\n' <<<"$visible" | grep -c '^[0-9A-Za-z]' || true # -1 stands for none
   elif command -v nvidia-smi >/dev/null; then
-    nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+    ask nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
   elif command -v rocm-smi >/dev/null; then
-    rocm-smi --showid 2>/dev/null | grep -o '^GPU\[[0-9]*\]' | sort -u | wc -l
+    ask rocm-smi --showid 2>/dev/null | grep -o '^GPU\[[0-9]*\]' | sort -u | wc -l
   else
     echo 0
   fi

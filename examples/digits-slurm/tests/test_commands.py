@@ -20,14 +20,19 @@ from conftest import QUICK, Launch, Result
 from turns import job_of
 
 from digits import evaluate, sample
-from digits.ddp import ConfigError, Job, checkpoint
+from digits.config import Settings
+from digits.ddp import ConfigError, Job, checkpoint, load_settings
 from digits.ddp.saving.best import best_of
 from digits.ddp.saving.chosen import read_chosen
 
 METRIC, HIGHER_IS_BETTER = (getattr(evaluate, name, None) for name in ("METRIC", "HIGHER_IS_BETTER"))
+SETTINGS, _ = load_settings(Settings, QUICK, strict_variables=False)
 MAIN = 'if __name__ == "__main__":'
 evaluates = pytest.mark.skipif(MAIN not in inspect.getsource(evaluate), reason="evaluate.py is no command")
-samples = pytest.mark.skipif(MAIN not in inspect.getsource(sample), reason="sample.py is no command")
+samples = pytest.mark.skipif(
+    MAIN not in inspect.getsource(sample) or not SETTINGS.sample.every_steps,
+    reason="sample.py is no command, or sample.every_steps is 0: no pictures are drawn",
+)
 rated = pytest.mark.skipif(HIGHER_IS_BETTER is None or METRIC is None, reason="evaluate.py names no metric to watch")
 EVERY = [f"--{section}.every_steps" for section in ("eval", "sample", "checkpoint")]
 

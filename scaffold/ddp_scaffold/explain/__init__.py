@@ -1,1 +1,1 @@
-"""What a crashed or hung job has left, read: which rank failed first, what kind of fault it was, and on what evidence."""
+"""What a crashed or hung job has left, read: which rank failed first, and what kind of fault it was."""

@@ -1,4 +1,4 @@
-"""What `explain` answers: a verdict, a row for each rank, and the timeline. Design section 5 is its contract as JSON."""
+"""What `explain` answers: a verdict, a row for each rank, and the timeline, as the documentation promises its JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RankRow:
-    """What the input says of one rank: "culprit", "victim", "launcher killed it", "left with 0", "no sign", and so on."""
+    """What the input says of one rank. Roles: "culprit", "victim", "launcher killed it", "left with 0", "no sign"."""
 
     rank: int
     role: str

@@ -319,6 +319,7 @@ def _evaluate(options: argparse.Namespace, run: _Run, job: Job) -> None:
     shown = tqdm(batches(loader, job), "evaluating", _length(loader), leave=False, disable=hidden)
     with phase("eval"), run.train.autocast(settings.train, job.device):
         metrics = evaluation.evaluate(loaded.network, shown, job, settings.eval, progress)
+        metrics = {name: float(value) for name, value in metrics.items()}  # they may be tensors, as while training
     shown.close()
     share = 0 if isinstance(loaded.data, IterableDataset) else len(cast(Any, loader.sampler))
     samples = sum(gather(job, share)) or None  # of a stream, nobody knows

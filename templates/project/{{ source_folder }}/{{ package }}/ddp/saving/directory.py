@@ -25,7 +25,7 @@ from .hashed import PIECE, Checksums, HashedReader, HashedWriter
 log = logging.getLogger("ddp")
 FORMAT = 1
 STATE = "state.pt"
-LARGEST_PIECE = 1 << 28  # bytes: a reader holds eight of them
+LARGEST_PIECE = 1 << 28  # bytes: a reader holds sixteen of them
 Note = Callable[[str], None]  # called with how far it is
 Kept = Callable[[memoryview], bool]
 

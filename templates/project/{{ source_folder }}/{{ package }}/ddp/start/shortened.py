@@ -26,11 +26,14 @@ def shortened(values: Mapping[str, Any], small: Mapping[str, Any]) -> dict[tuple
         ("run", "resume"): False,
         ("train", "steps"): steps,
         ("checkpoint", "every_steps"): max(1, steps // 2),  # one beside training, and the one at the end
-        ("eval", "every_steps"): steps,
-        ("sample", "every_steps"): steps,
         ("loader", "eval_batches"): EVAL_BATCHES,
         ("log", "every_steps"): 1,
         ("log", "tracker"): "none",
+    }
+    wanted |= {
+        (section, "every_steps"): steps
+        for section in ("eval", "sample")
+        if (values.get(section) or {}).get("every_steps")  # 0 is never, also here
     }
     last = str((values.get("log") or {}).get("profile") or "").rpartition(":")[2].strip()
     if last.isdecimal() and int(last) > steps:

@@ -1,0 +1,99 @@
+"""How long `ddp-scaffold explain` takes, and how much memory: one log of 200 MB, and 4,096 rank logs of 2 GB in all.
+
+    python benchmarks/explain.py [--scale 1.0] [--json FILE]
+
+`--scale` makes all inputs smaller, so that one sees how the cost grows. The logs are lines of a training loop with a
+watchdog's timeout at the end of each but one. The files are made in a temporary directory, and read once beforehand, so
+that a slow disk does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ABSENT = 17
+
+
+def log(path: Path, rank: int, size: int) -> None:
+    """Write a rank's log of about so many bytes."""
+    lines = [
+        f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO"
+        f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | 9 it/s\n"
+        for step in range(2000)
+    ]
+    block = "".join(lines).encode()
+    prefix = f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:689] [Rank {rank}]"
+    group = (
+        f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+    )
+    number = 99 if rank == ABSENT else 100
+    end = (
+        f"{group}  failure detected by watchdog at work sequence id: 100"
+        f" PG status: last enqueued work: {number}, last completed work: 99\n"
+    )
+    if rank != ABSENT:
+        end = (
+            f"{prefix} Watchdog caught collective operation timeout: WorkNCCL(SeqNum=100, OpType=ALLREDUCE,"
+            f" NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n{end}"
+        )
+    with path.open("wb") as file:
+        while size > len(block):
+            size -= file.write(block)
+        file.write(block[: block.rfind(b"\n", 0, max(size, 1)) + 1])
+        file.write(end.encode())
+
+
+def measure(folder: Path, ranks: int, size: int) -> dict[str, object]:
+    """Return what one call costs. The memory is that of the largest process; there are as many as CPUs."""
+    for rank in range(ranks):
+        log(folder / f"rank_{rank}.log", rank, size)
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            while file.read(1 << 20):  # in pieces: the largest size of this process counts as one of its children's
+                pass
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_scaffold", "explain", str(folder), "--json"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scaffold")},
+    )
+    seconds = time.perf_counter() - start
+    verdict = json.loads(done.stdout)["verdict"]
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    return {
+        "files": ranks,
+        "MB": round(megabytes),
+        "seconds": round(seconds, 2),
+        "largest_process_MB": memory,
+        "verdict": f"{verdict['kind']} {verdict['first_ranks']} {verdict['confidence']}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    for ranks, size in ((1, 200_000_000), (512, 500_000), (4096, 500_000)):
+        with tempfile.TemporaryDirectory(prefix="explain-") as name:
+            result = measure(Path(name), ranks, int(size * options.scale))
+        results.append(result)
+        print("  ".join(f"{key} {value}" for key, value in result.items()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The rules for Python files and notebooks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+
+from .. import rules
+from ..files import SourceFile
+from ..findings import Finding
+from . import costs, devices, hang, results, saves
+from .context import Context, Found
+from .module import Module, read
+from .program import Program
+
+RULES = (*hang.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
+
+
+def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
+    """Yield what is wrong in those of `files` that are Python or notebooks, which are read together as one program.
+
+    Tests are read, since they show who calls what, but nothing is said about them: they have faults on purpose.
+    """
+    with without_collection():
+        modules = [read(file) for file in files if file.kind in ("python", "notebook")]
+        program = Program(modules)
+        program.connect()
+        context = Context(program)
+        found = {_placed(one) for one in _found(context)} | {_placed(one) for one in _unread(modules)}
+    yield from sorted(found)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Leave the garbage collector out: trees of many files have millions of nodes, and none of them goes away."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _found(context: Context) -> Iterator[Found]:
+    for module in context.program.modules:
+        if is_test(module):
+            continue
+        for function in module.functions:
+            for rule in RULES:
+                try:
+                    yield from rule(context, function)
+                except RecursionError:  # an expression that is nested as deeply as programs write them
+                    continue
+
+
+def is_test(module: Module) -> bool:
+    """Tell whether a file is a test, by its name or its folder."""
+    *folders, name = PurePosixPath(module.file.inside).parts
+    return name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py" or "tests" in folders
+
+
+def _unread(modules: Sequence[Module]) -> Iterator[Found]:
+    for module in modules:
+        if module.problem and not is_test(module):
+            message = f"this file was not checked: {module.problem}"
+            fix = "correct it, or leave it out of what is checked"
+            yield Found("DDP601", module, _Line(module.problem_line), message, fix)
+
+
+class _Line:
+    """The place of what has no syntax tree."""
+
+    def __init__(self, lineno: int) -> None:
+        self.lineno, self.col_offset = lineno, 0
+
+
+def _placed(found: Found) -> Finding:
+    rule = rules.BY_ID[found.rule].rule
+    cell, line = found.module.position(getattr(found.node, "lineno", 1))
+    column = getattr(found.node, "col_offset", 0) + 1
+    path, docs = found.module.file.path, rules.page_of(rule.id)
+    return Finding(path, line, column, rule.id, rule.severity, found.message, found.fix, docs, cell)

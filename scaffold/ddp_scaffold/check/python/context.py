@@ -1,0 +1,126 @@
+"""What the rules share: the files as one program, which of them several ranks run, what a rule has found."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from .effects import DDP, Effects
+from .module import Call, Function, Module, Place, names_in
+from .program import Program
+from .ranks import Ranks
+
+# Packages whose objects own the loop, the loaders or the process group: advice for a plain loop would be wrong there.
+FRAMEWORKS = (
+    *("accelerate", "deepspeed", "fairscale", "horovod", "ignite", "lightning", "pytorch_lightning", "composer"),
+    *("mmengine", "mmcv", "detectron2", "colossalai", "megatron", "fairseq", "ray", "lightning_fabric", "fastai"),
+)
+REDUCED = re.compile(r"reduc|gather|sync|global|_all\b|world|agree|consensus", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule has found in a module; the line and the column are those of `node`."""
+
+    rule: str
+    module: Module
+    node: ast.AST | object
+    message: str
+    fix: str
+
+
+class Context:
+    """The program and the answers about it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ranks = Ranks(program)
+        self.effects = Effects(program, self.ranks)
+
+    @cached_property
+    def distributed(self) -> dict[int, str]:
+        """Return the modules that wrap a model in DDP, and those that they import, each with its framework or ''."""
+        waiting = [module for module in self.program.modules if wraps_ddp(module)]
+        found = {id(module): framework_of(module) for module in waiting}
+        while waiting:
+            module = waiting.pop()
+            for target in self.program.imports_of(module):
+                if id(target) not in found:
+                    found[id(target)] = framework_of(target)
+                    waiting.append(target)
+        return found
+
+    def plain(self, module: Module) -> bool:
+        """Tell whether several ranks run this file with DDP, and no framework owns its loop."""
+        return self.distributed.get(id(module)) == ""
+
+    def in_component(self, module: Module) -> list[Module]:
+        """Return the files that are connected with one by imports."""
+        number = self.program.component[id(module)]
+        return [other for other in self.program.modules if self.program.component[id(other)] == number]
+
+    def calls_in_component(self, module: Module, last: str) -> list[Call]:
+        """Return the calls of something with this last name in all files that are connected with one."""
+        number = self.program.component[id(module)]
+        return [c for c in self.program.calls_named[last] if self.program.component[id(c.function.module)] == number]
+
+    def together(self, function: Function, loop: ast.stmt) -> bool:
+        """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""
+        for call in function.calls:
+            if loop not in call.place.loops or self.ranks.partial(call) is not None:
+                continue
+            if call.last == "backward" and id(function.module) in self.distributed:
+                return True
+            if self.effects.of(call):
+                return True
+        return False
+
+    def agreed(self, function: Function, names: set[str], depth: int = 0) -> bool:
+        """Tell whether one of these names, or what it is made from, may have met the other ranks' values."""
+        if depth > 5 or any(REDUCED.search(name) for name in names):
+            return True
+        if any(names & names_in(call.node) for call in function.calls if self.effects.of(call)):
+            return True
+        before: set[str] = set()
+        for name in names:
+            for assignment in function.assignments.get(name, ()):
+                if assignment.value is not None:
+                    before |= names_in(assignment.value) - names
+        return bool(before) and any(REDUCED.search(name) for name in before)
+
+
+def framework_of(module: Module) -> str:
+    """Return the framework that a file imports, if any."""
+    first = {written.partition(".")[0] for written, _ in module.relative.values()}
+    found = next((name for name in FRAMEWORKS if name in first), "")
+    trains = any("Trainer" in name for name in module.imports) and "transformers" in first
+    return found or ("transformers" if trains else "")
+
+
+def wraps_ddp(module: Module) -> bool:
+    """Tell whether a file makes a DistributedDataParallel of PyTorch."""
+    return any(
+        DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name)
+        for function in module.functions
+        for call in function.calls
+    )
+
+
+def inside(place: Place, loop: ast.stmt) -> bool:
+    """Tell whether a place is in a loop."""
+    return loop in place.loops
+
+
+def part_of_try(place: Place) -> str:
+    """Return except or finally for what stands in such a block, however deep; else an empty text."""
+    return next((part for _, part in place.tries if part in ("except", "finally")), "")
+
+
+def each_call(program: Program) -> Iterator[Call]:
+    """Yield every call of all files."""
+    for module in program.modules:
+        for function in module.functions:
+            yield from function.calls

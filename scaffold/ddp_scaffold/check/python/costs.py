@@ -1,0 +1,162 @@
+"""Rules for what costs time or does nothing, and for what a reader should know."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .devices import INIT
+from .module import Call, Function, dotted, is_constant, keyword, shown
+
+READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
+
+
+def per_step(context: Context, function: Function) -> Iterator[Found]:
+    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, a barrier."""
+    if not context.plain(function.module):
+        return
+    seen: set[ast.stmt] = set()
+    steps = {c.place.loops[-1] for c in function.calls if c.last == "backward" and c.place.loops}
+    for call in function.calls:
+        if not call.place.loops or call.place.loops[-1] not in steps or call.place.guards:
+            continue
+        loop = call.place.loops[-1]
+        if call.last == "item" and not call.node.args and loop not in seen and _of_tensor(call):
+            seen.add(loop)
+            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU at every step, on every rank"
+            tensor = shown(call.node.func, 40).removesuffix(".item").removesuffix(".detach()")
+            fix = f"add `{tensor}.detach()` up on the GPU, and read it every n steps"
+            yield Found("DDP401", function.module, call.node, message, fix)
+        elif call.name == "torch.distributed.barrier":
+            message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
+            yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
+
+
+def _of_tensor(call: Call) -> bool:
+    func = call.node.func
+    return isinstance(func, ast.Attribute) and "loss" in ast.unparse(func.value).lower()
+
+
+def norms(context: Context, function: Function) -> Iterator[Found]:
+    """Yield norms that wait for the GPU once a parameter, or move each gradient to the CPU."""
+    if id(function.module) not in context.distributed:
+        return
+    for loop, _ in function.loops:
+        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)):
+            continue
+        if dotted(loop.iter.func).rpartition(".")[2] not in ("parameters", "named_parameters"):
+            continue
+        calls = [c for c in function.calls if loop in c.place.loops]
+        of_gradient = {
+            name
+            for name, found in function.assignments.items()
+            for a in found
+            if a.value is not None and loop in a.place.loops and ".grad" in ast.unparse(a.value)
+        }
+        for call in calls:
+            if call.last not in ("item", "cpu") or not isinstance(call.node.func, ast.Attribute):
+                continue
+            owner = call.node.func.value
+            if ".grad" in ast.unparse(owner) or dotted(owner) in of_gradient:
+                what = "copies each gradient to the CPU" if call.last == "cpu" else "waits for the GPU once a parameter"
+                message = f"this {what}, at each call, while the other ranks wait in the next reduction"
+                model = shown(loop.iter.func, 40).rpartition(".")[0]
+                fix = (
+                    f"torch.nn.utils.get_total_norm([p.grad for p in {model}.parameters()]) once, item() every n steps"
+                )
+                yield Found("DDP403" if call.last == "cpu" else "DDP402", function.module, call.node, message, fix)
+                break
+
+
+def options(context: Context, function: Function) -> Iterator[Found]:
+    """Yield options that cost memory or time at each step."""
+    if id(function.module) not in context.distributed:
+        return
+    backwards = [c for c in function.calls if c.last == "backward"]
+    for call in function.calls:
+        if call.last == "backward" and is_constant(keyword(call.node, "retain_graph"), True):
+            if len(backwards) == 1:
+                message = (
+                    "retain_graph=True keeps the memory of the forward pass, and nothing goes back through it again"
+                )
+                yield Found("DDP404", function.module, call.node, message, f"write `{shown(call.node.func)}()`")
+        elif call.name in ("torch.autograd.set_detect_anomaly", "torch.autograd.detect_anomaly"):
+            off = call.node.args and is_constant(call.node.args[0], False)
+            variable = call.node.args and not is_constant(call.node.args[0], True)
+            if not off and not variable and not call.place.guards:
+                message = "anomaly detection checks every operation of every backward pass, and is several times slower"
+                yield Found(
+                    "DDP405", function.module, call.node, message, "delete it, or put it under an option for debugging"
+                )
+    yield from _broadcasts(context, function)
+
+
+def _broadcasts(context: Context, function: Function) -> Iterator[Found]:
+    """Yield broadcasts of all parameters before DDP, which does the same when it wraps the model."""
+    wraps = [c for c in function.calls if c.last in ("DistributedDataParallel", "DDP")]
+    for loop, _ in function.loops:
+        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and wraps):
+            continue
+        over = dotted(loop.iter.func)
+        inner = [c for c in function.calls if loop in c.place.loops and c.name == "torch.distributed.broadcast"]
+        model = over.rpartition(".")[0]
+        wrapped = [c for c in wraps if c.node.args and dotted(c.node.args[0]) == model and c.node.lineno > loop.lineno]
+        if over.endswith("parameters") and inner and wrapped:
+            message = f"DDP broadcasts the parameters of `{model}` from rank 0 itself, so this sends them all twice"
+            yield Found("DDP407", function.module, loop, message, "delete this loop")
+
+
+def placebos(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a default timeout that is patched where nothing looks, and variables that are set after they are read."""
+    for name, found in function.assignments.items():
+        if name.rpartition(".")[2] == "_DEFAULT_PG_TIMEOUT" and "." in name:
+            message = "torch.distributed has no such attribute, so nothing reads it: the timeout stays what it was"
+            fix = "give init_process_group(timeout=...) this value"
+            yield Found("DDP501", function.module, found[0].node, message, fix)
+    init = next((c for c in function.calls if c.name == INIT), None)
+    if init is None or init.place.guards:
+        return
+    for node in ast.walk(function.node):
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)):
+            continue
+        target = node.targets[0]
+        key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+        if function.module.full_name(target.value) != "os.environ" or node.lineno <= init.node.lineno:
+            continue
+        if isinstance(key, str) and key.startswith(READ_AT_INIT) and key != "NCCL_DEBUG":
+            line = function.module.position(init.node.lineno)[1]
+            message = f"{key} is read when the group is made, in line {line}: set after it, it changes nothing"
+            yield Found(
+                "DDP502",
+                function.module,
+                node,
+                message,
+                f"set `{key}` before init_process_group, or in the launch script",
+            )
+
+
+def groups(context: Context, function: Function) -> Iterator[Found]:
+    """Yield groups that do not have the timeout that the default one was given."""
+    inits = context.calls_in_component(function.module, "init_process_group")
+    given = next((keyword(c.node, "timeout") for c in inits if keyword(c.node, "timeout") is not None), None)
+    for call in function.calls:
+        if call.name != "torch.distributed.new_group" or given is None or len(call.node.args) > 1:
+            continue
+        if keyword(call.node, "timeout") is None and not any(word.arg is None for word in call.node.keywords):
+            message = "a new group does not inherit the timeout: its own is 10 minutes with backend nccl, else 30"
+            yield Found("DDP605", function.module, call.node, message, f"give it timeout={shown(given, 40)}")
+
+
+def guards(context: Context, function: Function) -> Iterator[Found]:
+    """Yield processes that are started where a module is imported: each of them starts them again."""
+    if not isinstance(function.node, ast.Module) or function.module.cells:
+        return
+    for call in function.calls:
+        starts = call.name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+        if starts and not any("__name__" in ast.unparse(guard.test) for guard in call.place.guards):
+            message = "each process that this starts imports this file, and stops there with a RuntimeError"
+            yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
+
+
+RULES = (per_step, norms, options, placebos, groups, guards)

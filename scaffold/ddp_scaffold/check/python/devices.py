@@ -1,0 +1,102 @@
+"""Rules for the GPU of each rank: one for all, one that is set too late, checkpoints that are loaded onto it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Call, Function, is_constant, keyword, names_in, shown
+from .results import CHECKPOINT
+
+INIT = "torch.distributed.init_process_group"
+
+
+def first_gpu(context: Context, function: Function) -> Iterator[Found]:
+    """Yield code that puts every rank on GPU 0."""
+    if not context.plain(function.module) or _masked(context, function):
+        return
+    for call in function.calls:
+        if call.place.guards or context.ranks.partial(call) is not None:
+            continue
+        argument = call.node.args[0] if call.node.args else keyword(call.node, "device")
+        if call.last in ("DistributedDataParallel", "DDP"):
+            argument = keyword(call.node, "device_ids")
+            everywhere = isinstance(argument, ast.List) and len(argument.elts) == 1 and is_constant(argument.elts[0], 0)
+        elif call.name == "torch.cuda.set_device":
+            everywhere = is_constant(argument, 0) or is_constant(argument, "cuda:0")
+        elif call.last in ("to", "cuda", "device"):
+            everywhere = is_constant(argument, "cuda:0") or (call.last == "cuda" and is_constant(argument, 0))
+        else:
+            continue
+        joins = any(c.name == INIT or c.last in ("DistributedDataParallel", "DDP") for c in function.calls)
+        if everywhere and joins:
+            message = (
+                "every rank of a node uses GPU 0 here: NCCL refuses two ranks on one GPU, or its memory is used up"
+            )
+            fix = f"use the GPU of the local rank in `{shown(call.node, 40)}`: int(os.environ['LOCAL_RANK'])"
+            yield Found("DDP210", function.module, call.node, message, fix)
+
+
+def _masked(context: Context, function: Function) -> bool:
+    """Tell whether each rank may see one GPU only."""
+    return any("CUDA_VISIBLE_DEVICES" in module.file.text for module in context.in_component(function.module))
+
+
+def late_device(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a group that is made before the device is set, where a collective or a tensor comes between."""
+    init = next((c for c in function.calls if c.name == INIT), None)
+    late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
+    if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
+        return
+    if [g.test for g in init.place.guards] != [g.test for g in late.place.guards]:
+        return
+    between = [
+        c
+        for c in function.calls
+        if init.order < c.order < late.order and (context.effects.direct(c) or c.last == "cuda")
+    ]
+    if between:
+        message = (
+            f"`{shown(between[0].node, 40)}` comes before the device is set in line"
+            f" {function.module.position(late.node.lineno)[1]}, so every rank of a node uses GPU 0 for it"
+        )
+        fix = f"call `{shown(late.node, 40)}` before init_process_group, and give that device_id="
+        yield Found("DDP211", function.module, between[0].node, message, fix)
+    else:
+        message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
+        fix = f"call `{shown(late.node, 40)}` first, and give init_process_group device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def loads(context: Context, function: Function) -> Iterator[Found]:
+    """Yield checkpoints that every rank loads onto the GPU from which they were saved."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        if call.name != "torch.load" or not call.node.args or len(call.node.args) > 1:
+            continue
+        if keyword(call.node, "map_location") is not None or any(k.arg is None for k in call.node.keywords):
+            continue
+        if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
+            continue
+        if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):
+            continue  # where the rank has no GPU of its own
+        message = (
+            "tensors that were saved on GPU 0 are loaded by every rank onto GPU 0: it holds one copy for each rank"
+        )
+        fix = f'write `torch.load({shown(call.node.args[0], 40)}, map_location="cpu")`'
+        yield Found("DDP209", function.module, call.node, message, fix)
+
+
+def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
+    used = {name for name, found in function.assignments.items() for a in found if a.value is call.node}
+    loaded = any(
+        c.last == "load_state_dict" and (used & names_in(c.node) or any(part is call.node for part in ast.walk(c.node)))
+        for c in function.calls
+    )
+    saves = context.calls_in_component(function.module, "save")
+    return loaded and bool(CHECKPOINT.search(shown(call.node.args[0]))) and any(c.name == "torch.save" for c in saves)
+
+
+RULES = (first_gpu, late_device, loads)

@@ -1,0 +1,405 @@
+"""Rules for what makes ranks wait for each other for ever: what only some reach, and how some leave alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found, part_of_try
+from .effects import Effect, walk_body
+from .module import Call, Exit, Function, Guard, dotted, names_in, shown
+from .ranks import Who
+
+OF_KIND = {
+    "forward": "DDP103",
+    "group": "DDP112",
+    "sharded save": "DDP111",
+    "sharded load": "DDP111",
+    "metric": "DDP113",
+}
+CLOCKS = {"time.time", "time.monotonic", "time.perf_counter", "datetime.datetime.now", "datetime.now"}
+FINITE = {"isnan", "isinf", "isfinite"}
+CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
+LONG = {"evaluate", "evaluation", "validate", "validation", "sampling", "generate", "inference", "eval", "fid"}
+
+
+def lonely(context: Context, function: Function) -> Iterator[Found]:
+    """Yield what all ranks must do together, where only some come."""
+    reached: list[tuple[Call, Effect, Guard, Who]] = []
+    for call in function.calls:
+        if (found := context.ranks.partial(call)) is None:
+            continue
+        for effect in context.effects.of(call):
+            if effect.kind != "forward" or context.effects.broadcasts_buffers(function, effect.name):
+                reached.append((call, effect, *found))
+    seen: set[tuple[int, str]] = set()
+    for call, effect, guard, who in reached:
+        name = effect.name.rpartition(".")[2]
+        paired = any(
+            other[1].name.rpartition(".")[2] == name and other[2] is not guard and _complement(guard, who, *other[2:])
+            for other in reached
+        )
+        key = (id(guard.test), name)
+        if paired or key in seen:
+            continue
+        seen.add(key)
+        yield _lonely(context, function, call, effect, guard, who)
+
+
+def _complement(guard: Guard, who: Who, other: Guard, other_who: Who) -> bool:
+    """Tell whether those who do not pass `guard` may pass `other`."""
+    return who != other_who or (guard.test is other.test and guard.holds != other.holds) or who == "some"
+
+
+def _lonely(context: Context, function: Function, call: Call, effect: Effect, guard: Guard, who: Who) -> Found:
+    ranks, what = context.ranks.words(guard, who), effect.words()
+    test = shown(guard.test, 50)
+    if effect.kind == "forward":
+        message = (
+            f"{ranks} runs {what}, which DDP makes a step of all ranks: it broadcasts the buffers first"
+            " and reduces gradients after; the others are in another step, and all wait until the timeout"
+        )
+        fix = f"give the wrapped model instead, `{effect.name}.module`, or run `{shown(call.node.func)}` on every rank"
+        return Found("DDP103", function.module, call.node, message, fix)
+    if guard.early:
+        left = {
+            "return": "returned",
+            "continue": "gone on to the next turn",
+            "raise": "raised",
+            "break": "left the loop",
+        }
+        message = (
+            f"{ranks} reaches {what}: the others have {left.get(guard.early, 'exited')} at the `if` in line"
+            f" {function.module.position(guard.line)[1]}, so those that come wait until the timeout"
+        )
+        fix = f"call `{shown(call.node.func)}` before ranks leave in line {function.module.position(guard.line)[1]}"
+        return Found(OF_KIND.get(effect.kind, "DDP102"), function.module, call.node, message, fix)
+    under = f"`{test}`" if not test.startswith("rank == 0") or guard.holds else f"the inverse of `{test}`"
+    message = (
+        f"{ranks} reaches {what}: it waits for the other ranks until the timeout, or pairs with another call of theirs"
+    )
+    fix = f"take `{shown(call.node.func)}` out of {under}, so that every rank calls it"
+    return Found(OF_KIND.get(effect.kind, "DDP101"), function.module, call.node, message, fix)
+
+
+def exits(context: Context, function: Function) -> Iterator[Found]:
+    """Yield exits that some ranks take out of a loop in which the ranks work together."""
+    for leave in function.exits:
+        if leave.kind not in ("break", "return", "exit") or not leave.place.loops or not leave.place.guards:
+            continue
+        loop = leave.place.loops[-1] if leave.kind == "break" else leave.place.loops[0]
+        found = _partial_exit(context, function, leave)
+        if found is None or not context.together(function, loop):
+            continue
+        guard, who = found
+        ranks = context.ranks.words(guard, who)
+        message = (
+            f"{ranks} leaves the loop of line {function.module.position(loop.lineno)[1]} here;"
+            " the others go on in it, and wait in its next collective until the timeout"
+        )
+        fix = (
+            f"decide it on one rank, give the decision to all (`torch.distributed.broadcast`), and {leave.kind} on all,"
+            f" outside of `if {shown(guard.test, 40)}`"
+        )
+        yield Found("DDP104", function.module, leave.node, message, fix)
+
+
+def _partial_exit(context: Context, function: Function, leave: Exit) -> tuple[Guard, Who] | None:
+    for position, guard in enumerate(leave.place.guards):
+        who = context.ranks.guard(function, guard)
+        if who is None:
+            continue
+        opposite = any(
+            other.kind == leave.kind
+            and len(other.place.guards) > position
+            and other.place.guards[position].test is guard.test
+            and other.place.guards[position].holds != guard.holds
+            for other in function.exits
+        )
+        return None if opposite else (guard, who)
+    return None
+
+
+def flags(context: Context, function: Function) -> Iterator[Found]:
+    """Yield loops that are left by a flag which is set on some ranks only, and which no collective has shared."""
+    for test, place, order in function.tests:
+        name = dotted(test.test)
+        leaves = [e for e in function.exits if e.node in test.body and e.kind in ("break", "return")]
+        if not name or not leaves or not place.loops or name in function.parameters:
+            continue
+        assigned = function.assignments.get(name, [])
+        set_by = [
+            (a, guard, who)
+            for a in assigned
+            for guard in a.place.guards
+            if (who := context.ranks.guard(function, guard)) is not None and a.order < order
+        ]
+        free = [a for a in assigned if all(a is not one for one, _, _ in set_by)]
+        constant = all(isinstance(a.value, ast.Constant) for a in free)
+        given = any(name in names_in(argument) for c in function.calls for argument in _arguments(c.node))
+        if not (set_by and free and constant) or given or len({who for _, _, who in set_by}) > 1:
+            continue
+        if place.loops and context.together(function, place.loops[-1]):
+            _, guard, who = set_by[0]
+            ranks = context.ranks.words(guard, who)
+            line = function.module.position(set_by[0][0].node.lineno)[1]
+            message = (
+                f"{ranks} sets `{name}` (line {line}), so only there the loop ends; the others wait in the next step"
+            )
+            fix = f"share `{name}` before this test: broadcast it from rank 0 to all ranks"
+            yield Found("DDP104", function.module, leaves[0].node, message, fix)
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def decisions(context: Context, function: Function) -> Iterator[Found]:
+    """Yield tests of a rank's own data, clock or files that skip or end a step of all ranks."""
+    if id(function.module) not in context.distributed:
+        return
+    for test, place, order in function.tests:
+        leaves = _leaves_of(function, test)
+        if leaves is None or not place.loops:
+            continue
+        if any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        loop = place.loops[-1] if leaves.kind in ("break", "continue") else place.loops[0]
+        if not context.together(function, loop):
+            continue
+        if context.agreed(function, names_in(test.test)):
+            continue
+        found = _unreduced(function, test.test, loop, leaves, order) or _clock(function, test.test, leaves)
+        found = found or _file(function, test.test, leaves)
+        if found is not None:
+            rule, reason = found
+            message = f"{reason}; that rank leaves the step alone, and the others wait for it in the next collective"
+            fix = f"reduce the decision `{shown(test.test, 40)}` over all ranks (`all_reduce` with MAX) before the `if`"
+            yield Found(rule, function.module, test, message, fix)
+
+
+def _leaves_of(function: Function, test: ast.If) -> Exit | None:
+    last = test.body[-1]
+    return next((e for e in function.exits if e.node is last and e.kind != "raise"), None)
+
+
+def _unreduced(function: Function, test: ast.expr, loop: ast.stmt, leaves: Exit, order: int) -> tuple[str, str] | None:
+    """Return why a test depends on this rank's batch, if it does."""
+    if not any(c.last == "backward" and loop in c.place.loops for c in function.calls) or _same_everywhere(test):
+        return None
+    finite = [n for n in ast.walk(test) if isinstance(n, ast.Call) and _last(n) in FINITE]
+    if finite and not any("grad" in name or "norm" in name for name in names_in(test)):
+        names = names_in(test)
+        made = [a.value for n in names for a in function.assignments.get(n, ()) if a.value is not None]
+        if not any("clip_grad" in ast.unparse(value) for value in made):
+            return "DDP105", f"`{shown(test, 40)}` looks at the loss of one rank"
+    if leaves.kind not in ("continue", "break") or not isinstance(loop, (ast.For, ast.AsyncFor)):
+        return None
+    backward = [c.order for c in function.calls if c.last == "backward" and loop in c.place.loops]
+    if min(backward) < order or not (_of_batch(function, loop) & names_in(test)):
+        return None
+    return "DDP105", f"`{shown(test, 40)}` looks at the batch of one rank"
+
+
+def _same_everywhere(test: ast.expr) -> bool:
+    """Tell whether a test asks for types, keys or sizes of a batch, which are the same on all ranks."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) and _last(node) in ("isinstance", "hasattr", "callable", "issubclass"):
+            return True
+        if isinstance(node, ast.Compare):
+            right = node.comparators[0]
+            zero = isinstance(right, ast.Constant) and right.value in (0, None)
+            sized = {"shape", "size", "len", "batch_size"} & names_in(node)
+            if any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops) or (sized and not zero):
+                return True
+    return False
+
+
+def _of_batch(function: Function, loop: ast.For | ast.AsyncFor) -> set[str]:
+    """Return the names that hold this rank's batch in a loop over a loader; the index of enumerate is none."""
+    source = loop.iter
+    target: ast.expr = loop.target
+    if isinstance(source, ast.Call) and _last(source) == "enumerate" and source.args:
+        source = source.args[0]
+        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    if not any(word in ast.unparse(source).lower() for word in ("loader", "dataset", "batches")):
+        return set()
+    found = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            value = assignment.value
+            if loop not in assignment.place.loops or value is None or isinstance(value, ast.Call):
+                continue
+            if found & names_in(value) and not {"shape", "size", "len"} & names_in(value):
+                found.add(name)
+    return found
+
+
+def _clock(function: Function, test: ast.expr, leaves: Exit) -> tuple[str, str] | None:
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
+    made = [a.value for n in names for a in function.assignments.get(n, ()) if a.value is not None]
+    reads = [node for node in (test, *made) if any(c in ast.unparse(node) for c in CLOCKS)]
+    looks = isinstance(test, (ast.Compare, ast.BoolOp)) and reads and leaves.kind != "continue"
+    return ("DDP107", f"`{shown(test, 40)}` reads the clock of each rank, and no two read the same") if looks else None
+
+
+def _file(function: Function, test: ast.expr, leaves: Exit) -> tuple[str, str] | None:
+    exists = any(isinstance(n, ast.Call) and _last(n) in ("exists", "isfile", "is_file") for n in ast.walk(test))
+    if not exists or leaves.kind == "continue":
+        return None
+    return "DDP108", f"`{shown(test, 40)}` looks at the file system, where ranks see a new file at different times"
+
+
+def _last(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `while time.time() < end:` around steps of all ranks."""
+    for loop, _ in function.loops:
+        if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
+            continue
+        if id(function.module) in context.distributed and context.together(function, loop):
+            message = (
+                f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"
+                " and waits in it for the ranks that have left"
+            )
+            fix = "let rank 0 read the clock and broadcast its decision at each turn, or count steps"
+            yield Found("DDP107", function.module, loop, message, fix)
+
+
+def swallowed(context: Context, function: Function) -> Iterator[Found]:
+    """Yield handlers that go on after an exception in a step of all ranks."""
+    if id(function.module) not in context.distributed:
+        return
+    for node, place in function.tries:
+        inner = [c for c in function.calls if (node, "body") in c.place.tries]
+        step = next((c for c in inner if c.last == "backward" or context.effects.of(c)), None)
+        if (
+            step is None
+            or not place.loops
+            or _only_timed(place.loops[-1], step)
+            or any(context.ranks.guard(function, guard) for guard in place.guards)
+        ):
+            continue
+        for handler in node.handlers:
+            types = names_in(handler.type) if handler.type is not None else {"Exception"}
+            ends = any(
+                isinstance(n, ast.Raise) or (isinstance(n, ast.Call) and _last(n) in ("exit", "_exit", "abort", "kill"))
+                for statement in handler.body
+                for n in walk_body(statement)
+            )
+            if ends or not types & CATCHES:
+                continue
+            caught = shown(handler.type) if handler.type is not None else "every exception"
+            message = (
+                f"the rank that fails in `{shown(step.node.func, 40)}` catches {caught} and goes on alone;"
+                " the others wait in that step's collectives until the timeout"
+            )
+            fix = (
+                "let the exception end the process (the launcher ends the others), or agree on the skip before the step"
+            )
+            yield Found("DDP106", function.module, handler, message, fix)
+
+
+def _only_timed(loop: ast.stmt, step: Call) -> bool:
+    """Tell whether a backward pass is repeated over numbers, as profilers do, and not over data."""
+    numbers = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and _last(loop.iter) == "range"
+    return numbers and step.last == "backward"
+
+
+def error_paths(context: Context, function: Function) -> Iterator[Found]:
+    """Yield collectives in except and finally, where ranks come that have failed."""
+    for call in function.calls:
+        part = part_of_try(call.place)
+        if not part or context.ranks.partial(call) is not None:
+            continue
+        effects = context.effects.of(call)
+        if effects and effects[0].kind != "forward":
+            when = "only the rank that failed comes here" if part == "except" else "a rank that failed comes here alone"
+            message = f"{when}, and waits in {effects[0].words()} for the others until the timeout"
+            fix = f"delete `{shown(call.node, 40)}` from `{part}`, or move it behind the `try`, where all ranks come"
+            yield Found("DDP114", function.module, call.node, message, fix)
+        elif call.name == "torch.distributed.destroy_process_group" and part == "except":
+            message = (
+                "destroying the group after an exception hides which rank failed: the others report a lost connection"
+            )
+            fix = "leave with the exception, without destroy_process_group"
+            yield Found("DDP604", function.module, call.node, message, fix)
+
+
+def handlers(context: Context, function: Function) -> Iterator[Found]:
+    """Yield signal handlers that call a collective, or save: the signal comes in the middle of any step."""
+    for call in function.calls:
+        if call.name != "signal.signal" or len(call.node.args) < 2:
+            continue
+        handler = ast.Call(func=call.node.args[1], args=[], keywords=[])
+        target = context.program.resolve(Call(handler, dotted(call.node.args[1]), call.place, function, call.order))
+        if target is None:
+            continue
+        effects = context.effects.inside(target)
+        saves = [
+            c
+            for c in target.calls
+            if c.name == "torch.save" or re.fullmatch(r"save_(?:checkpoint|model|state)", c.last)
+        ]
+        if effects or saves:
+            what = effects[0].words() if effects else f"`{shown(saves[0].node.func)}`"
+            message = (
+                f"the handler `{target.name}` runs {what} wherever the signal finds the rank, even in the middle of"
+                " another collective or save: ranks then wait for each other, or write half a step"
+            )
+            fix = (
+                f"let `{target.name}` only set a flag; at the end of a step, agree on it over all ranks and save there"
+            )
+            yield Found("DDP109", function.module, call.node, message, fix)
+
+
+def long_work(context: Context, function: Function) -> Iterator[Found]:
+    """Yield evaluation and sampling on rank 0 alone within a loop, while the others go on to the next collective."""
+    if not context.plain(function.module):
+        return
+    timeouts = context.calls_in_component(function.module, "init_process_group")
+    if any(word.arg == "timeout" for call in timeouts for word in call.node.keywords):
+        return
+    seen: set[int] = set()
+    yield from _long_loops(context, function, seen)
+    for call in function.calls:
+        found = context.ranks.partial(call) if call.place.guards and call.place.loops else None
+        if found is None or found[1] != "first" or id(found[0].test) in seen or context.effects.of(call):
+            continue
+        target = context.program.called(call)
+        words = set(call.last.split("_"))
+        long = words & LONG and target is not None and target.loops
+        if long and context.together(function, call.place.loops[0]):
+            seen.add(id(found[0].test))
+            message = (
+                f"only rank 0 runs `{call.last}`, which loops over data; the others wait for it in the next collective,"
+                " and after the timeout (10 minutes with nccl) the job dies"
+            )
+            fix = (
+                f"share the work of `{call.last}` over all ranks, or wait for rank 0 outside of the training group"
+                " with a deadline of its own (a store, or a gloo group with a timeout)"
+            )
+            yield Found("DDP110", function.module, call.node, message, fix)
+
+
+def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterator[Found]:
+    """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
+    for loop, place in function.loops:
+        if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
+            continue
+        guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
+        if guard is None or id(guard.test) in seen or not context.together(function, place.loops[0]):
+            continue
+        seen.add(id(guard.test))
+        message = (
+            f"only rank 0 goes over `{shown(loop.iter, 40)}` here; the others wait for it in the next collective, and"
+            " after the timeout (10 minutes with nccl) the job dies"
+        )
+        fix = f"share `{shown(loop.iter, 40)}` out over all ranks, or wait for rank 0 outside of the training group"
+        yield Found("DDP110", function.module, loop, message, fix)
+
+
+RULES = (lonely, exits, flags, decisions, clocked_loops, swallowed, error_paths, handlers, long_work)

@@ -1,0 +1,278 @@
+"""The files together: which file an import means, and which function a call reaches."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from .module import Assignment, Call, Class, Function, Module, dotted
+
+# Packages that nobody's own file stands for, unless it lies right beside the importing one.
+FOREIGN = {
+    *sys.stdlib_module_names,
+    *("torch", "numpy", "transformers", "accelerate", "datasets", "lightning", "pytorch_lightning", "torchvision"),
+    *("torchmetrics", "deepspeed", "wandb", "tqdm", "timm", "yaml", "PIL", "cv2", "scipy", "pandas", "horovod"),
+}
+# Names of methods that many classes have: which of them a call means is not known from the name.
+COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
+
+
+class Program:
+    """All files that are checked together, with an index of what they define."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self.modules = [module for module in modules if not module.problem]
+        self.by_last: dict[str, list[tuple[tuple[str, ...], Module]]] = defaultdict(list)
+        self.methods: dict[str, list[Function]] = defaultdict(list)
+        for module in self.modules:
+            parts = module_parts(module)
+            if parts:
+                self.by_last[parts[-1]].append((parts, module))
+            for found in module.classes.values():
+                for name, method in found.methods.items():
+                    self.methods[name].append(method)
+        self._imported: dict[tuple[int, str], Module | None] = {}
+        self._called: dict[int, Function | None] = {}
+        self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
+        self._stars: dict[int, list[Module]] = {}
+        self._imports_of: dict[int, list[Module]] = {}
+        self.calls_named: dict[str, list[Call]] = defaultdict(list)
+        for module in self.modules:
+            for function in module.functions:
+                for call in function.calls:
+                    self.calls_named[call.last].append(call)
+        self.component = self._components()
+        self.sites: dict[int, list[Call]] = defaultdict(list)  # of a function: the calls that reach it
+
+    def connect(self) -> None:
+        """Find out which calls reach which function."""
+        for module in self.modules:
+            for function in module.functions:
+                for call in function.calls:
+                    target = self.called(call)
+                    if target is not None:
+                        self.sites[id(target)].append(call)
+
+    def imported(self, module: Module, written: str) -> Module | None:
+        """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""
+        key = (id(module), written)
+        if key not in self._imported:
+            self._imported[key] = self._find(module, written)
+        return self._imported[key]
+
+    def _find(self, module: Module, written: str) -> Module | None:
+        here = module_parts(module)
+        folder = here if _is_package(module) else here[:-1]
+        level = len(written) - len(written.lstrip("."))
+        parts = tuple(part for part in written.split(".") if part)
+        if level:
+            base = folder[: len(folder) - level + 1]
+            wanted = (*base, *parts)
+            return next((m for p, m in self.by_last.get(wanted[-1] if wanted else "", ()) if p == wanted), None)
+        if not parts:
+            return None
+        best: tuple[int, Module] | None = None
+        for candidate, found in self.by_last.get(parts[-1], ()):
+            if candidate[len(candidate) - len(parts) :] != parts:
+                continue
+            root = candidate[: len(candidate) - len(parts)]
+            above = folder[: len(root)] == root
+            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in (("src",), ("lib",))):
+                continue
+            if best is None or len(root) > best[0]:
+                best = (len(root), found)
+        return best[1] if best else None
+
+    def _components(self) -> dict[int, int]:
+        """Return a number for each module; those that import each other, directly or not, have the same."""
+        parent = {id(module): id(module) for module in self.modules}
+
+        def root(key: int) -> int:
+            while parent[key] != key:
+                parent[key] = parent[parent[key]]
+                key = parent[key]
+            return key
+
+        for module in self.modules:
+            for target in self.imports_of(module):
+                parent[root(id(target))] = root(id(module))
+        return {key: root(key) for key in parent}
+
+    def imports_of(self, module: Module) -> list[Module]:
+        """Return the files that a file imports."""
+        if id(module) not in self._imports_of:
+            found: dict[int, Module] = {}
+            for written, name in [*module.relative.values(), *((star, "") for star in module.stars)]:
+                dots = "" if written.endswith(".") else "."
+                for target in (self.imported(module, written), self.imported(module, f"{written}{dots}{name}")):
+                    if target is not None and target is not module:
+                        found[id(target)] = target
+            self._imports_of[id(module)] = list(found.values())
+        return self._imports_of[id(module)]
+
+    def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
+        """Return what `name`, as it stands in `module` (`f`, `package.f`, `Class.method`), means."""
+        if depth > 8:
+            return None
+        key = (id(module), name, stars)
+        if key not in self._meaning:
+            self._meaning[key] = None  # for a name that is imported in a circle
+            self._meaning[key] = self._lookup_now(module, name, depth, stars)
+        return self._meaning[key]
+
+    def _lookup_now(self, module: Module, name: str, depth: int, stars: bool) -> Function | Class | Module | None:
+        first, _, rest = name.partition(".")
+        found: Function | Class | Module | None = module.body.inner.get(first) or module.classes.get(first)
+        if found is None and first in module.relative:
+            written, inside = module.relative[first]
+            target = self.imported(module, written)
+            if inside and target is not None:
+                found = self.lookup(target, inside, depth + 1)
+            if found is None and inside:
+                found = self.imported(module, f"{written}{'' if written.endswith('.') else '.'}{inside}")
+            if found is None and not inside:
+                found = target
+        if found is None and stars:
+            others = (self.lookup(other, first, depth + 1, stars=False) for other in self._starred(module))
+            found = next((other for other in others if other is not None), None)
+        if not rest or found is None:
+            return found if not rest else self._dotted_import(module, name, depth)
+        if isinstance(found, Module):
+            return self.lookup(found, rest, depth + 1)
+        return self.method(found, rest) if isinstance(found, Class) else None
+
+    def _starred(self, module: Module) -> list[Module]:
+        """Return the files whose names a file has by `from x import *`, directly or over others, each once."""
+        if id(module) not in self._stars:
+            found, waiting = {id(module): module}, [module]
+            while waiting:
+                here = waiting.pop(0)
+                targets = [self.imported(here, star) for star in here.stars]
+                for target in targets:
+                    if target is not None and id(target) not in found:
+                        found[id(target)] = target
+                        waiting.append(target)
+            self._stars[id(module)] = list(found.values())[1:]
+        return self._stars[id(module)]
+
+    def _dotted_import(self, module: Module, name: str, depth: int) -> Function | Class | Module | None:
+        """Return what `a.b.f` means where the file says `import a.b`."""
+        before, _, last = name.rpartition(".")
+        if before in module.relative:
+            target = self.imported(module, before)
+            return self.lookup(target, last, depth + 1) if target is not None else None
+        return None
+
+    def method(self, owner: Class, name: str, depth: int = 0) -> Function | None:
+        """Return a method of a class, or of one that it inherits from."""
+        found = owner.methods.get(name)
+        if found is not None or depth > 5:
+            return found
+        for base in owner.node.bases:
+            parent = self.lookup(owner.module, dotted(base), depth + 1) if dotted(base) else None
+            if isinstance(parent, Class) and parent is not owner:
+                found = self.method(parent, name, depth + 1)
+                if found is not None:
+                    return found
+        return None
+
+    def called(self, call: Call) -> Function | None:
+        """Return the function that a call reaches, or None where that is not known."""
+        if id(call) not in self._called:
+            self._called[id(call)] = self.resolve(call)
+        return self._called[id(call)]
+
+    def resolve(self, call: Call) -> Function | None:
+        """Return what `called` does, for a call that is not one of the files' own."""
+        function, name = call.function, dotted(call.node.func)
+        if not name:
+            return self._on_expression(call)
+        first, _, rest = name.partition(".")
+        scope: Function | None = function
+        while scope is not None and not rest:  # a function that is defined within a function
+            if first in scope.inner and scope.owner is not None:
+                return scope.inner[first]
+            scope = scope.owner
+        owner = function.of_class or (function.owner.of_class if function.owner else None)
+        if first in ("self", "cls") and owner is not None:
+            if "." not in rest:
+                return self.method(owner, rest)
+            held = self.class_of(function, name.rpartition(".")[0])
+            return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
+        if any(first in f.assignments or first in f.parameters for f in _chain(function)):
+            held = self.class_of(function, name.rpartition(".")[0]) if rest else None
+            return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
+        found = self.lookup(function.module, name)
+        if isinstance(found, Class):
+            return self.method(found, "__init__")
+        return found if isinstance(found, Function) else None
+
+    def _on_expression(self, call: Call) -> Function | None:
+        """Resolve `super().f()` and `Class(...).f()`."""
+        func = call.node.func
+        if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call)):
+            return None
+        name = dotted(func.value.func)
+        owner = call.function.of_class
+        if name == "super" and owner is not None:
+            bases = (self.lookup(owner.module, dotted(base)) for base in owner.node.bases if dotted(base))
+            return next((self.method(base, func.attr) for base in bases if isinstance(base, Class)), None)
+        found = self.lookup(call.function.module, name) if name else None
+        return self.method(found, func.attr) if isinstance(found, Class) else None
+
+    def _by_name(self, call: Call, name: str) -> Function | None:
+        """Return the one method of all files that has such a name, if the name is not one that libraries have too."""
+        last = name.rpartition(".")[2]
+        if "." not in name or len(last) < 8 or "_" not in last or last in COMMON or last.startswith("__"):
+            return None
+        component = self.component[id(call.function.module)]
+        found = [f for f in self.methods.get(last, ()) if self.component[id(f.module)] == component]
+        return found[0] if len(found) == 1 else None
+
+    def class_of(self, function: Function, name: str) -> Class | None:
+        """Return the class of what a variable holds, if it is only ever made by that class."""
+        found: set[Class] = set()
+        for assignment in self.assigned(function, name):
+            if not isinstance(assignment.value, ast.Call) or not dotted(assignment.value.func):
+                return None
+            made = self.lookup(function.module, dotted(assignment.value.func))
+            if not isinstance(made, Class):
+                return None
+            found.add(made)
+        return found.pop() if len(found) == 1 else None
+
+    def assigned(self, function: Function, name: str) -> list[Assignment]:
+        """Return where a variable gets its values: in the function, its outer ones, the file; `self.x` in its class."""
+        if name.startswith("self.") and name.count(".") == 1:
+            owner = function.of_class or (function.owner.of_class if function.owner else None)
+            methods = owner.methods.values() if owner is not None else [function]
+            return [a for method in methods for a in method.assignments.get(name, ())]
+        for scope in _chain(function):
+            if name in scope.assignments:
+                return scope.assignments[name]
+            if name in scope.parameters:
+                return []
+        return []
+
+
+def _chain(function: Function) -> list[Function]:
+    """Return a function and what it is defined in, to the body of the module."""
+    found: list[Function] = []
+    scope: Function | None = function
+    while scope is not None:
+        found.append(scope)
+        scope = scope.owner
+    return found
+
+
+def module_parts(module: Module) -> tuple[str, ...]:
+    """Return `("a", "b")` for a/b.py and for a/b/__init__.py."""
+    path = PurePosixPath(module.file.inside).with_suffix("")
+    return path.parts[:-1] if path.name == "__init__" else path.parts
+
+
+def _is_package(module: Module) -> bool:
+    return PurePosixPath(module.file.inside).stem == "__init__"

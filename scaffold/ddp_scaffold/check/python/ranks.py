@@ -1,0 +1,267 @@
+"""Which ranks a condition lets through: `rank == 0`, `is_main_process()`, `self.is_master`, `writer is not None`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Literal
+
+from .module import Call, Function, Guard, dotted, is_constant, shown
+from .program import Program
+
+# first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
+Who = Literal["first", "others", "some"]
+
+RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
+NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
+FIRST = re.compile(
+    r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
+    r"(?:_(?:process|rank|proc|node|worker))?"
+)
+ONLY_FIRST = re.compile(
+    r"rank_?(?:zero|0)(?:_only)?|(?:on_|run_on_)?(?:local_)?(?:main|master)(?:_process)?(?:_only)?"
+    r"|(?:on|run_on)_rank_?(?:0|zero)|(?:main|master)(?:_process)?_only"
+)
+NOT_FIRST = {"main", "primary", "local_main", "local", "global"}  # by themselves, they are words for other things
+RANK_VARIABLES = {
+    *("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
+}
+# A condition with such a word asks whether there are several processes at all.
+ALONE = re.compile(
+    r"distribut|initialized|available|world_?size|parallel|multi|ddp|n_?gpu|num_(?:processes|gpus)|debug"
+)
+INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
+
+
+class Ranks:
+    """Answers who gets past a condition, for all files of a program. What is not certain is None."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._who: dict[tuple[int, str], Who | None] = {}
+        self._first_only: dict[tuple[int, str], bool] = {}
+
+    def guard(self, function: Function, guard: Guard) -> Who | None:
+        """Return which ranks get past a guard, or None if all do or it is not known."""
+        if guard.holds:
+            return self.who(function, guard.test)
+        if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or):  # neither holds where one goes on
+            sides = (self.who(function, value) for value in guard.test.values)
+            return next((INVERSE[side] for side in sides if side), None)
+        found = self.who(function, guard.test)
+        if isinstance(guard.test, ast.BoolOp) and found is not None:
+            rest = [v for v in guard.test.values if self.who(function, v) is None]
+            return None if any(ALONE.search(ast.unparse(value).lower()) for value in rest) else "some"
+        return INVERSE[found] if found else None
+
+    def partial(self, call: Call) -> tuple[Guard, Who] | None:
+        """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
+        for guard in call.place.guards:
+            if (who := self.guard(call.function, guard)) is not None:
+                return guard, who
+        if self.decorated(call.function):
+            line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
+            return Guard(ast.Name(id="rank == 0", ctx=ast.Load()), True, line), "first"
+        return None
+
+    def decorated(self, function: Function) -> bool:
+        """Tell whether a function has a decorator that lets rank 0 alone run it."""
+        if isinstance(function.node, ast.Module):
+            return False
+        for decorator in function.node.decorator_list:
+            name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            last = name.rpartition(".")[2]
+            if ONLY_FIRST.fullmatch(last) and last not in NOT_FIRST:
+                return True
+        return False
+
+    def who(self, function: Function, test: ast.expr, depth: int = 0) -> Who | None:
+        """Return on which ranks `test` is true, where that differs between ranks."""
+        if depth > 6:
+            return None
+        if isinstance(test, ast.BoolOp):
+            return self._of_several(function, test, depth)
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.who(function, test.operand, depth + 1)
+            if inner is None and isinstance(test.operand, ast.Call) and self.is_rank(function, test.operand):
+                return "first"  # not get_rank()
+            return INVERSE[inner] if inner and not isinstance(test.operand, ast.BoolOp) else inner and "some"
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._of_comparison(function, test, depth)
+        if isinstance(test, ast.Call):
+            return self._of_call(function, test, depth)
+        if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant):
+            return "first" if says_first(str(test.slice.value)) else None
+        name = dotted(test)
+        if not name:
+            return "first" if isinstance(test, ast.Attribute) and says_first(test.attr) else None
+        return self._of_name(function, name, depth)
+
+    def _of_several(self, function: Function, test: ast.BoolOp, depth: int) -> Who | None:
+        sides = [self.who(function, value, depth + 1) for value in test.values]
+        if isinstance(test.op, ast.And):
+            return next((side for wanted in ("first", "others", "some") for side in sides if side == wanted), None)
+        found = {side for side in sides if side}
+        rest = [value for value, side in zip(test.values, sides, strict=True) if side is None]
+        if len(found) == 1 and all(ALONE.search(ast.unparse(value).lower()) for value in rest):
+            return found.pop()
+        return None
+
+    def _of_comparison(self, function: Function, test: ast.Compare, depth: int) -> Who | None:
+        op, left, right = test.ops[0], test.left, test.comparators[0]
+        if isinstance(op, (ast.Is, ast.IsNot)) and is_constant(right, None):
+            name = dotted(left)
+            if name and self.first_only(function, name):
+                return "first" if isinstance(op, ast.IsNot) else "others"
+            return None
+        if isinstance(op, (ast.Eq, ast.Is)) and is_constant(right, True):
+            return self.who(function, left, depth + 1)
+        if is_constant(left, 0) and isinstance(op, (ast.Eq, ast.NotEq)):
+            left, right = right, left
+        if not self.is_rank(function, left):
+            return None
+        if isinstance(op, (ast.In, ast.NotIn)):
+            constants = [e.value for e in getattr(right, "elts", ()) if isinstance(e, ast.Constant)]
+            return ("first" if isinstance(op, ast.In) else "others") if 0 in constants else None
+        number = right.value if isinstance(right, ast.Constant) else None
+        if number in (0, "0") and not isinstance(number, bool):
+            found: dict[type[ast.cmpop], Who] = {
+                ast.Eq: "first",
+                ast.LtE: "first",
+                ast.NotEq: "others",
+                ast.Gt: "others",
+            }
+            return found.get(type(op))
+        if isinstance(right, ast.Constant) and type(number) is int and number > 0:
+            return "some"
+        return "some" if isinstance(op, ast.Eq) and dotted(right).rpartition(".")[2] in ("src", "dst", "root") else None
+
+    def _of_call(self, function: Function, test: ast.Call, depth: int) -> Who | None:
+        name = dotted(test.func)
+        if not name:
+            attribute = test.func.attr if isinstance(test.func, ast.Attribute) else ""
+            return "first" if says_first(attribute) else None
+        if name in ("bool", "int") and len(test.args) == 1:
+            return self.who(function, test.args[0], depth + 1)
+        target = self.program.lookup(function.module, name)
+        if isinstance(target, Function) and (found := self._of_returned(target, depth)) is not None:
+            return found
+        return "first" if says_first(name.rpartition(".")[2]) else None
+
+    def _of_returned(self, target: Function, depth: int) -> Who | None:
+        """Return the answer of a function of one line: `return get_rank() == 0`."""
+        values = [exit.node.value for exit in target.exits if isinstance(exit.node, ast.Return) and exit.node.value]
+        answers = {self.who(target, value, depth + 1) for value in values if not is_constant(value, True)}
+        return answers.pop() if len(answers) == 1 else None
+
+    def _of_name(self, function: Function, name: str, depth: int) -> Who | None:
+        key = (id(function), name)
+        if key not in self._who:
+            self._who[key] = None  # for a name that is made from itself
+            self._who[key] = self._of_name_now(function, name, depth)
+        return self._who[key]
+
+    def _of_name_now(self, function: Function, name: str, depth: int) -> Who | None:
+        assigned = self.program.assigned(function, name)
+        values = [a.value for a in assigned if not is_constant(a.value, True)]
+        if values and all(value is not None for value in values):
+            answers = {self.who(function, value, depth + 1) for value in values if value is not None}
+            if len(answers) == 1 and (answer := answers.pop()) is not None:
+                return answer
+        last = name.rpartition(".")[2]
+        if says_first(last):
+            return "first"
+        return "first" if self.first_only(function, name) else None
+
+    def first_only(self, function: Function, name: str, depth: int = 0) -> bool:
+        """Tell whether a variable holds an object on rank 0 and None on the others."""
+        key = (id(function), name)
+        if key not in self._first_only:
+            self._first_only[key] = False
+            self._first_only[key] = self._first_only_now(function, name, depth)
+        return self._first_only[key]
+
+    def _first_only_now(self, function: Function, name: str, depth: int) -> bool:
+        if name in function.parameters:
+            return self._given_first_only(function, name, depth)
+        made = 0
+        nothing = 0
+        for assignment in self.program.assigned(function, name):
+            value = assignment.value
+            if isinstance(value, ast.IfExp) and is_constant(value.orelse, None):
+                if self.who(function, value.test) != "first":
+                    return False
+                made, nothing = made + 1, nothing + 1
+            elif is_constant(value, None):
+                nothing += 1
+            elif value is not None and any(self.guard(function, g) == "first" for g in assignment.place.guards):
+                made += 1
+            else:
+                return False
+        return made > 0 and nothing > 0
+
+    def _given_first_only(self, function: Function, name: str, depth: int) -> bool:
+        """Tell whether every call that is known gives such an object for a parameter."""
+        sites = self.program.sites.get(id(function), ())
+        if depth > 3 or not sites:
+            return False
+        for call in sites:
+            value = argument(call, function, name)
+            given = dotted(value) if value is not None else ""
+            if isinstance(value, ast.IfExp) and is_constant(value.orelse, None):
+                if self.who(call.function, value.test) != "first":
+                    return False
+            elif not given or not self.first_only(call.function, given, depth + 1):
+                return False
+        return True
+
+    def is_rank(self, function: Function, node: ast.expr, depth: int = 0) -> bool:
+        """Tell whether an expression is a rank."""
+        if depth > 4:
+            return False
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # rank % gpus_per_node
+            node = node.left
+        if isinstance(node, ast.Call) and dotted(node.func) in ("int", "str") and node.args:
+            node = node.args[0]
+        if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("os.environ.get", "os.getenv", "getenv"):
+            return isinstance(node.args[0], ast.Constant) and node.args[0].value in RANK_VARIABLES
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Constant) and str(node.slice.value) in RANK_VARIABLES
+        name = dotted(node.func if isinstance(node, ast.Call) else node)
+        last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
+        if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):
+            return True
+        if name and isinstance(node, (ast.Name, ast.Attribute)):
+            values = [a.value for a in self.program.assigned(function, name)]
+            known = [value for value in values if value is not None and not isinstance(value, ast.Constant)]
+            return bool(known) and all(self.is_rank(function, value, depth + 1) for value in known)
+        return False
+
+    def words(self, guard: Guard, who: Who) -> str:
+        """Return which ranks pass a guard, in words: `only rank 0`."""
+        test = shown(guard.test, 50)
+        local = "local" in test.lower()
+        if who == "first":
+            return "only the first rank of each node" if local else "only rank 0"
+        if who == "others":
+            return "every rank but the first of each node" if local else "every rank but rank 0"
+        return f"not every rank (it depends on `{test}`)"
+
+
+def says_first(name: str) -> bool:
+    """Tell whether a name says that it is true on rank 0: `is_main_process`, `master_process`, `is_global_zero`."""
+    return bool(FIRST.fullmatch(name)) and name not in NOT_FIRST
+
+
+def argument(call: Call, function: Function, name: str) -> ast.expr | None:
+    """Return what a call gives for a parameter of the function that it reaches."""
+    for word in call.node.keywords:
+        if word.arg == name:
+            return word.value
+    if any(isinstance(arg, ast.Starred) for arg in call.node.args):
+        return None
+    parameters = function.parameters
+    bound = function.of_class is not None and parameters[:1] in (["self"], ["cls"])
+    position = parameters.index(name) - (1 if bound else 0)
+    return call.node.args[position] if 0 <= position < len(call.node.args) else None

@@ -1,0 +1,379 @@
+"""Rules for wrong results: ranks that read the same, gradients that are not reduced, models that differ."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Call, Class, Function, dotted, is_constant, keyword, names_in, shown
+
+TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
+HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$)", re.IGNORECASE)
+SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
+LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
+CHECKPOINT = re.compile(r"ckpt|checkpoint|resume|pretrain|weight|snapshot|model", re.IGNORECASE)
+
+
+def loaders(context: Context, function: Function) -> Iterator[Found]:
+    """Yield training loaders without a sampler that shares the samples out among the ranks."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        if call.last != "DataLoader" or not call.name.startswith(("torch.", "DataLoader")):
+            continue
+        name = _assigned(function, call)
+        if keyword(call.node, "sampler") or keyword(call.node, "batch_sampler") or len(call.node.args) > 3:
+            continue
+        if any(word.arg is None for word in call.node.keywords) or context.ranks.partial(call) is not None:
+            continue
+        if not is_constant(keyword(call.node, "shuffle"), True) or not TRAIN.search(name.rpartition(".")[2]):
+            continue
+        if HELD_OUT.search(name) or call.place.guards or _shares_itself(context, function, call):
+            continue
+        message = (
+            f"every rank reads all samples of `{name}`: an epoch on n ranks reads each sample n times, and the ranks'"
+            " gradients come from the same data instead of n parts of it"
+        )
+        dataset = shown(call.node.args[0] if call.node.args else keyword(call.node, "dataset") or call.node, 30)
+        fix = f"give it sampler=DistributedSampler({dataset}) instead of shuffle=True, and call set_epoch at each epoch"
+        yield Found("DDP201", function.module, call.node, message, fix)
+
+
+def _shares_itself(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether the data set may share its samples out, or the loader is given to what does."""
+    dataset = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    if dataset is None or not any(m.functions and context.plain(m) for m in (function.module,)):
+        return True
+    values = [dataset, *(a.value for a in context.program.assigned(function, dotted(dataset)) if a.value is not None)]
+    text = " ".join(ast.unparse(value) for value in values).lower()
+    if any(word in text for word in ("rank", "shard", "split", "iterable", "world", "distributed", "subset", "stream")):
+        return True
+    for value in values:
+        if isinstance(value, ast.Call) and dotted(value.func):
+            made = context.program.lookup(function.module, dotted(value.func))
+            if isinstance(made, Class) and (any("Iterable" in base for base in made.bases) or _mentions_rank(made)):
+                return True
+    reused = {"prepare", "setup_dataloaders", "to_distributed", "DataLoaderShard", "Subset"}
+    names = {c.last for f in function.module.functions for c in f.calls}
+    return bool(names & reused) or not context.calls_in_component(function.module, "backward")
+
+
+def _mentions_rank(made: Class) -> bool:
+    return any("rank" in name or "world_size" in name for name in names_in(made.node))
+
+
+def _assigned(function: Function, call: Call) -> str:
+    """Return the name that the result of a call gets, also in `x = call() if several else None`."""
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            value = assignment.value
+            if value is call.node or (isinstance(value, ast.IfExp) and call.node in (value.body, value.orelse)):
+                return name
+    return ""
+
+
+def samplers(context: Context, function: Function) -> Iterator[Found]:
+    """Yield samplers of training that never hear of the epoch, and those of validation that repeat samples."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
+            continue
+        name = _assigned(function, call)
+        in_order = is_constant(keyword(call.node, "shuffle"), False)
+        held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
+            HELD_OUT.search(part) for arg in call.node.args[:1] for part in names_in(arg)
+        )
+        if held_out:
+            if not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
+                message = (
+                    f"`{name or 'the sampler'}` pads the set to a multiple of the number of ranks by repeating samples,"
+                    " and the metrics of the ranks, taken together, count those twice"
+                )
+                fix = "cut what was repeated before computing the metric, or give each rank range(rank, n, world_size)"
+                yield Found("DDP212", function.module, call.node, message, fix)
+            continue
+        told = context.calls_in_component(function.module, "set_epoch")
+        if not in_order and name and not told and _epochs(context, function):
+            message = f"nothing calls set_epoch on `{name}`, so every epoch has the same order on every rank"
+            fix = f"call `{name}.set_epoch(epoch)` at the beginning of each epoch"
+            yield Found("DDP202", function.module, call.node, message, fix)
+
+
+def _counts(context: Context, function: Function) -> bool:
+    lasts = ("all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor")
+    return any(context.calls_in_component(function.module, last) for last in lasts)
+
+
+def _epochs(context: Context, function: Function) -> bool:
+    """Tell whether a file that is connected with this one loops over epochs."""
+    return any(
+        isinstance(loop, ast.For) and "epoch" in ast.unparse(loop.target).lower()
+        for module in context.in_component(function.module)
+        for other in module.functions
+        for loop, _ in other.loops
+    )
+
+
+def past_ddp(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a loss that is computed past DDP, so that no gradient of it is reduced."""
+    if not context.plain(function.module):
+        return
+    backward = {dotted(c.node.func).rpartition(".")[0] for c in function.calls if c.last == "backward"}
+    backward |= {n for c in function.calls if c.last == "scale" for a in c.node.args[:1] for n in [dotted(a)] if n}
+    if not backward - {""}:
+        return
+    forwards = [c for c in function.calls if (e := context.effects.direct(c)) is not None and e.kind == "forward"]
+    for call in function.calls:
+        text = dotted(call.node.func)
+        owner, _, rest = text.partition(".module")
+        past = bool(rest or text.endswith(".module")) and (not rest or rest.startswith(".")) and bool(call.node.args)
+        inner = not past and _wrapped_name(context, function, call) is not None
+        if not (past or inner) or rest.rpartition(".")[2] in QUIET or any(_no_grad(w) for w in call.place.withs):
+            continue
+        wrapper = owner if past else _wrapped_name(context, function, call)
+        if past and not (context.effects.is_ddp(function, owner)):
+            continue
+        loops = call.place.loops[-1:]
+        if any(loops == f.place.loops[-1:] for f in forwards) or not _leads_to(function, call, backward):
+            continue
+        message = (
+            f"this loss does not go through `{wrapper}`, the model in DDP, so backward reduces no gradient: each rank"
+            " trains weights of its own, and the ranks drift apart in silence"
+        )
+        fix = f"compute it with `{wrapper}(...)`; put what `{shown(call.node.func)}` does into the model's forward"
+        yield Found("DDP204", function.module, call.node, message, fix)
+
+
+QUIET = {"parameters", "state_dict", "eval", "train", "load_state_dict", "named_parameters", "modules", "zero_grad"}
+
+
+def _no_grad(context_expression: ast.expr) -> bool:
+    return any(name in ("no_grad", "inference_mode") for name in names_in(context_expression))
+
+
+def _wrapped_name(context: Context, function: Function, call: Call) -> str | None:
+    """Return `ddp_model` where a call is of `model` and the function says `ddp_model = DDP(model)` before."""
+    text = dotted(call.node.func)
+    if not text or not call.node.args:
+        return None
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            wrap = context.effects.wrap_of(function, assignment)
+            if wrap is None or name == text or not wrap.args or assignment.order > call.order:
+                continue
+            if dotted(wrap.args[0]) == text and not assignment.place.guards and call.place.loops:
+                return name
+    return None
+
+
+def _leads_to(function: Function, call: Call, backward: set[str]) -> bool:
+    """Tell whether the result of a call gets, at once or over other names, into a loss of which backward is called."""
+    names: set[str] = set()
+    for _ in range(4):
+        for name, assigned in function.assignments.items():
+            for assignment in assigned:
+                value = assignment.value if assignment.value is not None else getattr(assignment.node, "value", None)
+                if value is None or assignment.place.loops[-1:] != call.place.loops[-1:]:
+                    continue
+                if any(part is call.node for part in ast.walk(value)) or names & names_in(value):
+                    names.add(name)
+        if names & backward:
+            return True
+    return False
+
+
+def no_sync(context: Context, function: Function) -> Iterator[Found]:
+    """Yield no_sync() around a step of the optimizer, and around backward without its forward pass."""
+    blocks: dict[int, tuple[ast.expr, list[Call]]] = {}
+    for call in function.calls:
+        for entered in call.place.withs:
+            if isinstance(entered, ast.Call) and getattr(entered.func, "attr", "") == "no_sync" and not entered.args:
+                blocks.setdefault(id(entered), (entered, []))[1].append(call)
+    for entered, calls in blocks.values():
+        owner = (
+            dotted(entered.func.value)
+            if isinstance(entered, ast.Call) and isinstance(entered.func, ast.Attribute)
+            else ""
+        )
+        step = next((c for c in calls if c.last == "step" and _is_optimizer(context, c)), None)
+        if step is not None and not any(guard.test for guard in step.place.guards[-1:]):
+            message = (
+                "inside of no_sync() gradients are not reduced, so this step applies each rank's own gradients,"
+                " and the weights of the ranks drift apart"
+            )
+            fix = f"run the last backward and `{shown(step.node.func)}` behind `with {shown(entered)}`, not in it"
+            yield Found("DDP213", function.module, step.node, message, fix)
+            continue
+        backward = next((c for c in calls if c.last == "backward"), None)
+        forward_inside = any(dotted(c.node.func) in (owner, f"{owner}.forward") for c in calls)
+        before = [c for c in function.calls if dotted(c.node.func) == owner and backward and c.order < backward.order]
+        if backward is not None and before and not forward_inside and len(calls) <= 2:
+            message = "DDP decides in the forward pass whether to reduce: this backward reduces in spite of no_sync()"
+            fix = f"put the call of `{owner}` into `with {shown(entered)}` as well"
+            yield Found("DDP213", function.module, backward.node, message, fix)
+
+
+def _is_optimizer(context: Context, call: Call) -> bool:
+    return bool(re.search(r"optim|^opt$|scaler", dotted(call.node.func).rpartition(".")[0].lower()))
+
+
+def orders(context: Context, function: Function) -> Iterator[Found]:
+    """Yield orders that differ between ranks: of a shuffle that nothing seeds, of a set that makes modules."""
+    yield from _sets(context, function)
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        truly = call.name.startswith("random.SystemRandom") or (
+            call.last == "shuffle"
+            and isinstance(call.node.func, ast.Attribute)
+            and isinstance(call.node.func.value, ast.Call)
+            and "SystemRandom" in ast.unparse(call.node.func)
+        )
+        plain = call.name in (
+            "random.shuffle",
+            "numpy.random.shuffle",
+            "numpy.random.permutation",
+            "torch.randperm",
+            "torch.utils.data.random_split",
+            "random.sample",
+        )
+        if not (truly or plain) or keyword(call.node, "generator") is not None or not _in_data(function):
+            continue
+        if not truly and any(context.calls_in_component(function.module, last) for last in SEEDS):
+            continue
+        if truly and call.last != "shuffle":
+            continue
+        if not context.calls_in_component(function.module, SAMPLER):
+            continue
+        message = (
+            f"`{shown(call.node, 40)}` gives another order on every rank: the sampler shares out positions, so some"
+            " samples are read by several ranks and others by none"
+        )
+        fix = "use a generator with a seed that all ranks have, for example random.Random(seed).shuffle(...)"
+        yield Found("DDP207", function.module, call.node, message, fix)
+
+
+def _in_data(function: Function) -> bool:
+    """Tell whether a function makes a data set: the constructor of one, or a function that is called so."""
+    if function.of_class is not None:
+        bases = " ".join([*function.of_class.bases, function.of_class.name])
+        return "Dataset" in bases and function.name == "__init__"
+    return bool(re.search(r"data|split|loader", function.name.lower())) or any(
+        c.last == SAMPLER for c in function.calls
+    )
+
+
+def _sets(context: Context, function: Function) -> Iterator[Found]:
+    makes = ("register_buffer", "register_parameter", "add_module", "register_module", "setattr")
+    for loop, _ in function.loops:
+        if not isinstance(loop, ast.For) or not _unordered(loop.iter):
+            continue
+        inner = [c for c in function.calls if loop in c.place.loops and c.last in makes]
+        if inner and function.of_class is not None:
+            yield _set_found(function, loop.iter, inner[0].last)
+    for call in function.calls:
+        if call.name not in (
+            "torch.nn.ModuleDict",
+            "torch.nn.ModuleList",
+            "torch.nn.ParameterDict",
+            "torch.nn.Sequential",
+        ):
+            continue
+        for part in ast.walk(call.node):
+            if isinstance(part, ast.comprehension) and _unordered(part.iter):
+                yield _set_found(function, part.iter, call.last)
+
+
+def _set_found(function: Function, node: ast.expr, what: str) -> Found:
+    message = (
+        f"the order of a set of texts differs from process to process, and {what} takes it over: DDP pairs parameters"
+        " and buffers by position, so ranks exchange the wrong tensors"
+    )
+    inner = (
+        node.args[0] if isinstance(node, ast.Call) and dotted(node.func) in ("list", "tuple") and node.args else node
+    )
+    return Found("DDP208", function.module, node, message, f"write `sorted({shown(inner, 40)})`")
+
+
+def _unordered(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and dotted(node.func) in ("list", "tuple", "enumerate") and node.args:
+        return _unordered(node.args[0])
+    if isinstance(node, (ast.Set, ast.SetComp)):
+        numbers = isinstance(node, ast.Set) and all(
+            isinstance(e, ast.Constant) and type(e.value) is int for e in node.elts
+        )
+        return not numbers
+    return isinstance(node, ast.Call) and dotted(node.func) in ("set", "frozenset") and not _of_numbers(node)
+
+
+def _of_numbers(node: ast.Call) -> bool:
+    return bool(node.args) and isinstance(node.args[0], ast.Call) and dotted(node.args[0].func) == "range"
+
+
+def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
+    """Yield seeds that the workers of all ranks share, and a generator that a data set makes once for all of them."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
+        if given is None:
+            continue
+        target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
+        if target is None and dotted(given) in function.inner:
+            target = function.inner[dotted(given)]
+        body = target.node if isinstance(target, Function) else given if isinstance(given, ast.Lambda) else None
+        seed = next((n for n in ast.walk(body) if _seeds(n)), None) if body is not None else None
+        if seed is None or body is None:
+            continue
+        text = ast.unparse(body).lower()
+        if any(word in text for word in ("rank", "initial_seed", "worker_info.seed", ".seed +", "time", "urandom")):
+            continue
+        if not _constant_seed(seed, target if isinstance(target, Function) else None):
+            continue
+        message = "worker k of every rank gets the same seed here, so all ranks draw the same augmentations"
+        fix = "seed from torch.initial_seed() and the rank, or leave worker_init_fn out: PyTorch seeds workers itself"
+        yield Found("DDP205", function.module, call.node, message, fix)
+
+
+def _seeds(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed"))
+
+
+def _constant_seed(seed: ast.AST, target: Function | None) -> bool:
+    """Tell whether a seed is made of numbers and the worker's number alone."""
+    names = {part.id for part in ast.walk(seed) if isinstance(part, ast.Name)}
+    own = set(target.parameters) if target else names
+    roots = {dotted(seed.func).partition(".")[0]} if isinstance(seed, ast.Call) else set()
+    return names - roots <= own
+
+
+def generators(context: Context, function: Function) -> Iterator[Found]:
+    """Yield generators with a fixed seed that a data set draws from: each worker of each rank repeats its draws."""
+    owner = function.of_class
+    if function.name != "__init__" or owner is None or not any(base.endswith("Dataset") for base in owner.bases):
+        return
+    item = owner.methods.get("__getitem__")
+    if item is None or id(function.module) not in context.distributed:
+        return
+    for name, assigned in function.assignments.items():
+        value = assigned[0].value
+        if not (name.startswith("self.") and isinstance(value, ast.Call) and value.args):
+            continue
+        made = function.module.full_name(value.func)
+        if made not in ("numpy.random.default_rng", "random.Random", "numpy.random.RandomState"):
+            continue
+        used = any(dotted(c.node.func).startswith(f"{name}.") for c in item.calls)
+        if used and isinstance(value.args[0], ast.Constant):
+            message = (
+                f"every worker of every rank has a copy of `{name}` with this seed, so they all draw the same numbers"
+            )
+            fix = (
+                f"make `{name}` in each worker, from torch.initial_seed() and the rank, or draw from the sample's index"
+            )
+            yield Found("DDP206", function.module, value, message, fix)
+
+
+RULES = (loaders, samplers, past_ddp, no_sync, orders, worker_seeds, generators)

@@ -1,0 +1,223 @@
+"""Rules for lost work: checkpoints that a kill destroys, all ranks write, nothing can load, a resume guesses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .effects import walk_body
+from .module import Call, Function, dotted, keyword, names_in, shown
+
+ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
+RENAMES = {"os.replace", "os.rename", "shutil.move"}
+STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
+LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
+
+
+def all_ranks(context: Context, function: Function) -> Iterator[Found]:
+    """Yield torch.save that surely runs on all ranks, into a path that does not tell them apart."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        if call.name != "torch.save" or len(call.node.args) < 2 or not _on_all(context, call, 0):
+            continue
+        words = names_in(call.node.args[1]) | _made_of(context, function, call.node.args[1])
+        if any(re.search(r"rank|local|gpu|pid|host", word.lower()) for word in words):
+            continue
+        message = (
+            f"all ranks write `{shown(call.node.args[1], 40)}` at the same time: each truncates what another has begun,"
+            " and a kill meanwhile leaves a file that cannot be loaded"
+        )
+        fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
+        yield Found("DDP302", function.module, call.node, message, fix)
+
+
+def _made_of(context: Context, function: Function, node: ast.expr) -> set[str]:
+    found: set[str] = set()
+    for name in [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]:
+        for assignment in context.program.assigned(function, name):
+            found |= names_in(assignment.value) if assignment.value is not None else set()
+    return found
+
+
+def _on_all(context: Context, call: Call, depth: int) -> bool:
+    """Tell whether a call is made on every rank, as far as all its callers can be seen."""
+    function = call.function
+    if depth > 4 or context.ranks.partial(call) is not None:
+        return False
+    if any(not (_of_numbers(guard.test) or (guard.early and _is_option(guard.test))) for guard in call.place.guards):
+        return False
+    if isinstance(function.node, ast.Module) or function.name in ENTRIES:
+        return id(function.module) in context.distributed and _joins(context, function)
+    callers = context.program.sites.get(id(function), [])
+    return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
+
+
+def _joins(context: Context, function: Function) -> bool:
+    return any(c.last in ("DistributedDataParallel", "DDP") for f in function.module.functions for c in f.calls)
+
+
+def _is_option(test: ast.expr) -> bool:
+    """Tell whether a condition is an option such as `args.evaluate`, which is the same on all ranks."""
+    name = dotted(test)
+    return name.startswith(("args.", "opt.", "cfg.", "config.")) and not re.search(r"rank|gpu|main|master", name)
+
+
+def _of_numbers(test: ast.expr) -> bool:
+    """Tell whether a condition is one of counting, such as `step % 10 == 0` or `loss < best`."""
+    if isinstance(test, ast.BoolOp):
+        return all(_of_numbers(value) for value in test.values)
+    if not isinstance(test, ast.Compare):
+        return False
+    ordered = all(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in test.ops)
+    words = {word.lower() for word in names_in(test)}
+    if any("rank" in word or "gpu" in word for word in words):
+        return False
+    return ordered or (isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod))
+
+
+def in_place(context: Context, function: Function) -> Iterator[Found]:
+    """Yield checkpoints that overwrite the last one in place: a kill while it is written leaves none."""
+    if not context.plain(function.module) or any(
+        c.name in RENAMES or c.last in ("replace", "rename") for c in function.calls
+    ):
+        return
+    for call in function.calls:
+        if call.name != "torch.save" or len(call.node.args) < 2 or not _is_state(context, function, call.node.args[0]):
+            continue
+        path = _constant_path(context, function, call.node.args[1])
+        if path is None or not _repeats(context, call, 0) or re.search(r"best|final|tmp|temp", path.lower()):
+            continue
+        message = (
+            f"each save overwrites `{shown(call.node.args[1], 40)}`, the only checkpoint, in place: a kill while it is"
+            " written leaves a file that cannot be loaded, and no older one"
+        )
+        fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
+        yield Found("DDP301", function.module, call.node, message, fix)
+
+
+def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
+    values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
+    for value in values:
+        if isinstance(value, ast.Dict):
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
+            return any(STATE.search(str(key)) for key in keys)
+        if isinstance(value, ast.Call) and dotted(value.func) == "dict":
+            return any(STATE.search(word.arg or "") for word in value.keywords)
+    return False
+
+
+def _constant_path(context: Context, function: Function, node: ast.expr) -> str | None:
+    """Return the file name at the end of a path that no step or epoch changes, or None."""
+    if isinstance(node, ast.Name):
+        assigned = context.program.assigned(function, node.id)
+        if len(assigned) != 1 or assigned[0].value is None:
+            return None
+        node = assigned[0].value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Call) and dotted(node.func).endswith("path.join") and node.args:
+        changing = {w for arg in node.args for w in names_in(arg) if re.search(r"epoch|step|iter|^i$|^e$|time", w)}
+        last = node.args[-1]
+        return str(last.value) if isinstance(last, ast.Constant) and not changing else None
+    return None
+
+
+def _repeats(context: Context, call: Call, depth: int) -> bool:
+    """Tell whether a call is made in a loop, here or where its function is called."""
+    if call.place.loops or depth > 3:
+        return bool(call.place.loops)
+    return any(_repeats(context, site, depth + 1) for site in context.program.sites.get(id(call.function), ()))
+
+
+def guesses(context: Context, function: Function) -> Iterator[Found]:
+    """Yield resumes that begin again when a checkpoint cannot be loaded, or take the newest file for a complete one."""
+    if id(function.module) not in context.distributed:
+        return
+    for node, _ in function.tries:
+        inner = [c for c in function.calls if (node, "body") in c.place.tries]
+        load = next((c for c in inner if c.name == "torch.load" or c.last in LOADS), None)
+        if load is None or any(c.last == "backward" for c in inner):
+            continue
+        for handler in node.handlers:
+            types = names_in(handler.type) if handler.type is not None else {"Exception"}
+            nodes = [n for statement in handler.body for n in walk_body(statement)]
+            ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
+            again = any(isinstance(n, ast.Call) and dotted(n.func).endswith(("load", "load_state_dict")) for n in nodes)
+            if ends or again or not types & {"Exception", "BaseException", "RuntimeError"}:
+                continue
+            if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
+                continue
+            message = (
+                f"a rank on which `{shown(load.node.func)}` fails begins again, while the others resume:"
+                " steps and weights differ, and the next save overwrites the old work"
+            )
+            fix = "let the error end the job, or try the checkpoint before it; begin anew only where there is none"
+            yield Found("DDP303", function.module, handler, message, fix)
+    for call in function.calls:
+        if call.name == "max" and is_newest(call.node):
+            message = (
+                "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
+            )
+            fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
+            yield Found("DDP304", function.module, call.node, message, fix)
+
+
+def is_newest(node: ast.Call) -> bool:
+    """Tell whether a call is like max(glob(...), key=os.path.getctime)."""
+    key = keyword(node, "key")
+    text = ast.unparse(node)
+    newest = key is not None and any(word in ast.unparse(key) for word in ("getctime", "getmtime", "st_mtime"))
+    return newest and bool(re.search(r"ckpt|checkpoint|\.pth|\.pt\b|resume|model", text))
+
+
+def not_loadable(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an argparse.Namespace in a checkpoint that torch.load refuses since PyTorch 2.6 (weights_only=True)."""
+    if not context.plain(function.module):
+        return
+    component = context.calls_in_component(function.module, "load")
+    strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
+    if not strict or any("safe_globals" in c.last for c in component):
+        return
+    for call in function.calls:
+        if call.name != "torch.save" or not call.node.args:
+            continue
+        node = call.node.args[0]
+        values = [
+            node,
+            *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
+        ]
+        for value in values:
+            if not isinstance(value, ast.Dict):
+                continue
+            for key, held in zip(value.keys, value.values, strict=True):
+                if (
+                    isinstance(held, ast.Name)
+                    and held.id in ("args", "opt", "opts")
+                    and _parsed(context, function, held.id)
+                ):
+                    first = strict[0]
+                    _, line = first.function.module.position(first.node.lineno)
+                    where = f"{first.function.module.file.path} line {line}"
+                    message = (
+                        f"`{held.id}` is an argparse.Namespace, which torch.load refuses since PyTorch 2.6"
+                        f" (weights_only is True): this checkpoint cannot be loaded ({where})"
+                    )
+                    fix = f"save `vars({held.id})` under {shown(key) if key else 'its key'}"
+                    yield Found("DDP305", function.module, held, message, fix)
+
+
+def _parsed(context: Context, function: Function, name: str) -> bool:
+    """Tell whether a variable is a Namespace: parsed here, or given by callers that have parsed it."""
+    if name in function.parameters:
+        return bool(context.calls_in_component(function.module, "parse_args"))
+    return any(
+        isinstance(a.value, ast.Call) and ast.unparse(a.value.func).endswith("parse_args")
+        for a in context.program.assigned(function, name)
+    )
+
+
+RULES = (all_ranks, in_place, guesses, not_loadable)

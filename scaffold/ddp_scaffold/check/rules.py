@@ -1,0 +1,242 @@
+"""Every rule of `check`: its id, its name, how bad what it finds is, what it finds and why that matters.
+
+The hundreds are severities: 1 hang, 2 wrong-result, 3 lost-work, 4 slow, 5 placebo, 6 hygiene. In each, the rules of
+Python begin at 01 and those of scripts and variables at 50.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .findings import Rule, Severity
+
+SEVERITIES: tuple[Severity, ...] = ("hang", "wrong-result", "lost-work", "slow", "placebo", "hygiene")
+PAGE = "docs/check.md"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A rule, with what it finds and why that matters, in one line each."""
+
+    rule: Rule
+    what: str
+    why: str
+
+
+def described(number: int, name: str, what: str, why: str) -> Described:
+    """Return a rule whose severity follows from its number."""
+    return Described(Rule(f"DDP{number}", name, SEVERITIES[number // 100 - 1]), what, why)
+
+
+PYTHON: tuple[Described, ...] = (
+    described(
+        101,
+        "rank-only-collective",
+        "a collective that only some ranks reach, also through helpers",
+        "a collective ends only when every rank of its group has called it",
+    ),
+    described(
+        102,
+        "collective-after-exit",
+        "a collective behind an exit that some ranks have taken",
+        "the ranks that stay wait for those that have returned",
+    ),
+    described(
+        103,
+        "rank-only-forward",
+        "a DDP model that only some ranks call",
+        "DDP broadcasts buffers in forward and reduces gradients in backward: both are steps of all ranks",
+    ),
+    described(
+        104,
+        "rank-local-stop",
+        "a loop with collectives that some ranks leave, by a test of the rank or a flag",
+        "the ranks that go on wait in the next collective of the loop",
+    ),
+    described(
+        105,
+        "unreduced-decision",
+        "a step that is skipped or ended by the loss or the batch of one rank",
+        "ranks have different data, so they decide differently",
+    ),
+    described(
+        106,
+        "swallowed-exception",
+        "an exception in a step of all ranks after which one rank goes on",
+        "the others are still inside of the step",
+    ),
+    described(
+        107,
+        "clock-decision",
+        "a loop with collectives that each rank ends by its own clock",
+        "no two ranks read the same time, so one does a step more",
+    ),
+    described(
+        108,
+        "file-decision",
+        "a loop with collectives that each rank ends by looking for a file",
+        "ranks look at different times, and shared file systems show a new file late",
+    ),
+    described(
+        109,
+        "work-in-signal-handler",
+        "a signal handler that calls a collective or saves",
+        "the signal comes in the middle of any step, at a different one on each rank",
+    ),
+    described(
+        110,
+        "long-rank-0-work",
+        "evaluation or sampling on rank 0 while the others go on to a collective",
+        "the others wait on the clock of that collective, 10 minutes with nccl",
+    ),
+    described(
+        111,
+        "rank-only-sharded-save",
+        "a sharded save or load that only some ranks reach",
+        "every rank holds a part, and the save ends when all have written theirs",
+    ),
+    described(
+        112,
+        "rank-only-group",
+        "a process group that only some ranks make",
+        "new_group is a call of all ranks of the job, members or not",
+    ),
+    described(
+        113,
+        "rank-only-metric",
+        "a synchronised metric that only some ranks compute",
+        "compute() gathers the states of all ranks",
+    ),
+    described(
+        114, "collective-on-error-path", "a collective in except or finally", "a rank that has failed comes there alone"
+    ),
+    described(
+        201, "sampler-missing", "a training loader without a distributed sampler", "every rank reads all samples"
+    ),
+    described(
+        202,
+        "set-epoch-missing",
+        "a distributed sampler that never hears of the epoch",
+        "every epoch has the same order",
+    ),
+    described(
+        204,
+        "loss-past-ddp",
+        "a loss that is computed past the DDP model",
+        "DDP reduces the gradients only of what went through its own forward",
+    ),
+    described(
+        205,
+        "worker-seed-without-rank",
+        "loader workers that have the same seed on all ranks",
+        "all ranks draw the same augmentations",
+    ),
+    described(
+        206,
+        "shared-generator",
+        "a generator with a fixed seed in a data set",
+        "each worker of each rank has a copy, and repeats its draws",
+    ),
+    described(
+        207,
+        "unseeded-order",
+        "a shuffle or split of the data that nothing seeds",
+        "ranks have different orders, so samples are read twice or never",
+    ),
+    described(
+        208,
+        "modules-from-set",
+        "parameters or buffers in the order of a set",
+        "the order of texts in a set differs between processes, and DDP pairs tensors by position",
+    ),
+    described(
+        209,
+        "load-without-map-location",
+        "a checkpoint that all ranks load without map_location",
+        "each rank puts a copy on the GPU from which it was saved",
+    ),
+    described(210, "first-gpu-everywhere", "GPU 0 on every rank", "NCCL refuses two ranks on one GPU"),
+    described(211, "device-set-late", "a collective before the rank has its device", "it uses GPU 0 on every rank"),
+    described(
+        212,
+        "validation-repeats",
+        "a validation sampler that repeats samples, with metrics of all ranks together",
+        "some samples count twice, and how many depends on the number of ranks",
+    ),
+    described(
+        213,
+        "no-sync-misuse",
+        "no_sync() around a step, or without its forward pass",
+        "weights drift apart, or gradients are reduced all the same",
+    ),
+    described(
+        301,
+        "checkpoint-in-place",
+        "a checkpoint that overwrites the only one in place",
+        "a kill while it is written leaves none that can be loaded",
+    ),
+    described(302, "all-ranks-save", "a file that all ranks write", "each truncates what another has begun"),
+    described(
+        303,
+        "resume-begins-again",
+        "a failed load after which training begins anew",
+        "one rank begins again while the others resume, and old work is overwritten",
+    ),
+    described(
+        304,
+        "resume-takes-newest",
+        "a resume from the newest file, complete or not",
+        "the newest file is the one whose writing a kill has cut off",
+    ),
+    described(
+        305,
+        "checkpoint-not-loadable",
+        "objects in a checkpoint that torch.load refuses",
+        "since PyTorch 2.6 weights_only is True, and the run cannot be resumed",
+    ),
+    described(
+        401, "item-per-step", "item() of the loss at every step", "the CPU waits for the GPU, and cannot run ahead"
+    ),
+    described(402, "norm-per-parameter", "a wait for the GPU for each parameter", "hundreds of waits a step"),
+    described(403, "norm-on-cpu", "each gradient copied to the CPU", "24 times slower a step on an H200"),
+    described(404, "retain-graph", "retain_graph without a second backward", "it keeps the memory of the forward pass"),
+    described(405, "anomaly-detection", "anomaly detection that is always on", "it checks every operation"),
+    described(406, "barrier-per-step", "a barrier at every step", "backward already synchronises the ranks"),
+    described(407, "broadcast-before-ddp", "a broadcast of all parameters before DDP", "DDP does it itself"),
+    described(
+        501,
+        "patched-timeout",
+        "a default timeout that is patched where nothing looks",
+        "torch.distributed has no such attribute",
+    ),
+    described(
+        502, "variable-too-late", "a variable that is set after the group was made", "it is read when the group is made"
+    ),
+    described(601, "unread-file", "a file that could not be read as Python 3", "nothing in it was checked"),
+    described(
+        602,
+        "device-after-init",
+        "a process group that is made before the device is set",
+        "NCCL has to guess a GPU for its first barrier",
+    ),
+    described(
+        603,
+        "main-guard-missing",
+        "processes that are started where a file is imported",
+        "each of them imports the file and starts them again",
+    ),
+    described(604, "destroy-on-error", "destroy_process_group after an exception", "it hides which rank failed"),
+    described(
+        605,
+        "group-without-timeout",
+        "a group that does not have the timeout of the default one",
+        "new_group does not inherit it",
+    ),
+)
+
+BY_ID: dict[str, Described] = {one.rule.id: one for one in PYTHON}
+
+
+def page_of(rule: str) -> str:
+    """Return where a rule is explained: a page of the documentation, and the heading in it."""
+    return f"{PAGE}#{rule.lower()}"

@@ -1,0 +1,215 @@
+"""All rules on scripts, environment files and the variables that other files set."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..files import SourceFile
+from ..findings import Finding
+from ..variables import Project, Releases, Setting, judge, load_table, release
+from .ends import SETTING, ending_rules, syntax_rules
+from .launch import read_job
+from .reader import Assignment, Script, read_script, read_settings
+from .rules import finding
+from .starts import starting_rules
+
+READ = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)\s*[\[(]\s*[\"']([A-Z][A-Z0-9_]+)[\"']\s*[\]),](?!\s*=[^=])")
+PINNED = re.compile(r"[\"']torch\s*((?:[=<>~!]=?\s*[\d.]+(?:\+\w+)?[\s,]*)+)[\"';]")
+NAMED = re.compile(rf"[\"'](?:{SETTING})[\"']|\bupdate\(")
+NAME_AND_VALUE = re.compile(
+    r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE
+)
+MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
+GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
+
+
+def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
+    """Return what is wrong with the scripts and the variables of a repository."""
+    project = project_of(files)
+    found: list[Finding] = []
+    for file in files:
+        if CI.match(file.inside):
+            continue
+        if file.kind == "shell":
+            found += _script(file, project)
+        elif file.kind == "env":
+            script = read_settings(file.path, file.text)
+            found += judge(_settings(script.assignments, script.path), project)
+        elif file.kind == "python" and _sets_variables(file.text):
+            found += _python(file, project)
+        elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
+            found += judge(list(_listed(file)), project)
+    return sorted(set(found))
+
+
+def project_of(files: Sequence[SourceFile]) -> Project:
+    """What the repository says about its torch, and which variables its own code reads."""
+    read: set[str] = set()
+    python, rpc = False, False
+    releases = Releases()
+    for file in files:
+        if file.kind == "python":
+            python = True
+            if "environ" in file.text or "getenv" in file.text:
+                read.update(READ.findall(file.text))
+            rpc = rpc or "distributed.rpc" in file.text or "import rpc" in file.text or "tensorpipe" in file.text
+        elif file.kind == "toml" and file.inside.endswith("pyproject.toml") and (match := PINNED.search(file.text)):
+            releases = _releases(match.group(1))
+    return Project(releases, frozenset(read), rpc or not python)
+
+
+def _releases(text: str) -> Releases:
+    """`>=2.4,<2.9` as its bounds."""
+    least: tuple[int, ...] | None = None
+    most: tuple[int, ...] | None = None
+    for sign, number in re.findall(r"([=<>~!]=?)\s*([\d.]+)", text):
+        value = release(number)
+        if sign in ("==", "~=", ">=", ">"):
+            least = value
+        if sign == "==" or sign == "<=":
+            most = value
+        elif sign == "<" and len(value) >= 2 and value[1] > 0:
+            most = (value[0], value[1] - 1)
+    return Releases(least, most)
+
+
+def _script(file: SourceFile, project: Project) -> list[Finding]:
+    script = read_script(file.path, file.text)
+    job = read_job(script)
+    project = replace(project, read=project.read | _read_by(script))
+    found = [*starting_rules(job), *ending_rules(job), *syntax_rules(script)]
+    reach = [one for one in script.assignments if one.scope != "shell"]
+    always = [one for one in reach if one.scope == "exported" and not one.conditional]
+    found += judge(_settings(always, script.path), project, several_nodes=job.several_nodes)
+    for one in reach:
+        if one not in always:
+            found += judge(_settings([one], script.path), project, several_nodes=job.several_nodes)
+    return found
+
+
+def _read_by(script: Script) -> set[str]:
+    """The variables that a script itself uses: `timeout $NCCL_TIMEOUT make test`, but not `A=${A:-1}` or `echo $A`."""
+    names: set[str] = set()
+    for command in script.commands:
+        if command.name in ("echo", "printf", "export", "env") or not command.words:
+            continue
+        for word in command.words:
+            names.update(re.findall(r"\$\{?([A-Z]\w+)", word.raw))
+    for one in script.assignments:
+        names.update(name for name in re.findall(r"\$\{?([A-Z]\w+)", one.value.raw) if name != one.name)
+    return names
+
+
+def _settings(assignments: Sequence[Assignment], path: str) -> list[Setting]:
+    return [Setting(one.name, one.literal, path, one.line, one.column) for one in assignments]
+
+
+def _listed(file: SourceFile) -> Iterator[Setting]:
+    """`ENV NAME=value` of a Dockerfile; `name: NAME` and `value: x`, or `NAME: x`, in YAML. Only names of the table."""
+    known = load_table().variables
+    if file.kind == "docker":
+        for number, line in enumerate(file.text.splitlines(), 1):
+            if re.match(r"\s*(?:ENV\s+)?(?:[A-Z]\w*=|[A-Z]\w*\s)", line):
+                for match in re.finditer(r"\b([A-Z][A-Z0-9_]+)=(\"[^\"]*\"|\S*)", line):
+                    if match.group(1) in known:
+                        yield Setting(match.group(1), _plain(match.group(2)), file.path, number, match.start() + 1)
+        return
+    for pattern in (NAME_AND_VALUE, MAPPED):
+        for match in pattern.finditer(file.text):
+            if match.group(2) in known:
+                start = match.start(2)
+                row = file.text.count("\n", 0, start) + 1
+                column = start - file.text.rfind("\n", 0, start)
+                yield Setting(match.group(2), _plain(match.group(3)), file.path, row, column)
+
+
+def _plain(text: str) -> str | None:
+    """The value; None where a template or a variable decides."""
+    value = text.strip().strip("\"'")
+    return None if re.search(r"[${}]|<.*>", value) else value
+
+
+def _sets_variables(text: str) -> bool:
+    """Whether a file is worth parsing."""
+    return ("environ" in text or "putenv" in text) and NAMED.search(text) is not None
+
+
+def _python(file: SourceFile, project: Project) -> list[Finding]:
+    """`os.environ["NAME"] = "value"` and its like."""
+    try:
+        tree = file.tree
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    settings = list(_environ(tree, file.path))
+    found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
+    return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
+
+
+def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            if name := _environ_item(node.targets[0]):
+                yield Setting(name, _constant(node.value), path, node.lineno, node.col_offset + 1)
+        elif isinstance(node, ast.Call):
+            attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            function = ast.unparse(node.func) if attribute in ("setdefault", "putenv", "update") else ""
+            if function in ("os.environ.setdefault", "os.putenv", "environ.setdefault") and len(node.args) == 2:
+                name = _constant(node.args[0])
+                if name:
+                    yield Setting(name, _constant(node.args[1]), path, node.lineno, node.col_offset + 1)
+            elif function in ("os.environ.update", "environ.update"):
+                for keyword in node.keywords:
+                    if keyword.arg:
+                        where = (keyword.value.lineno, node.col_offset + 1)
+                        yield Setting(keyword.arg, _constant(keyword.value), path, *where)
+                for given in node.args:
+                    if isinstance(given, ast.Dict):
+                        for key, value in zip(given.keys, given.values, strict=True):
+                            if key is not None and (name := _constant(key)):
+                                yield Setting(name, _constant(value), path, key.lineno, key.col_offset + 1)
+
+
+def _environ_item(node: ast.expr) -> str | None:
+    """The name in `os.environ["NAME"]`."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("os.environ", "environ"):
+        return _constant(node.slice)
+    return None
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _constant(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _too_late(tree: ast.AST, path: str) -> Iterator[Finding]:
+    """A variable that torch reads as it makes a group, set behind the call that makes it, in the same block."""
+    for node in ast.walk(tree):
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            if not isinstance(block, list):
+                continue
+            made = 0
+            for statement in block:
+                value = getattr(statement, "value", None)
+                if isinstance(value, ast.Call) and _called(value) == "init_process_group":
+                    made = statement.lineno
+                elif made and isinstance(statement, ast.stmt) and "destroy_process_group" in ast.dump(statement):
+                    made = 0
+                elif made and isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    name = _environ_item(statement.targets[0]) or ""
+                    if GROUP_IS_MADE_WITH.match(name):
+                        message = (
+                            f"torch reads {name} as it makes the group, in line "
+                            f"{made}: this comes too late on all ranks."
+                        )
+                        where = (path, statement.lineno, statement.col_offset + 1)
+                        yield finding(
+                            "DDP560", where, message, f"Set {name} before init_process_group, or in the script."
+                        )

@@ -1,0 +1,453 @@
+"""What single lines say: the wording of torch 1.8 to 2.14, NCCL, gloo, torchelastic, schedulers and kernels.
+
+Key on words, never on the line numbers of source files: these differ from release to release. Each recogniser has
+marker words, without which its expression is not tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .lines import Line, Origin, decode, parse
+from .scan import Hit
+
+LONGEST_TEXT = 400  # characters of a line that are kept as evidence
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a line says. `values` are the named groups of the recogniser's expression that took part."""
+
+    name: str
+    file: str
+    line: int
+    text: str
+    origin: Origin
+    clock: float | None = None
+    collected: float | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, key: str) -> int | None:
+        """Return a value as a whole number."""
+        value = self.values.get(key)
+        return int(value) if value is not None else None
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """How a line is told from others."""
+
+    name: str
+    words: tuple[str, ...]  # one of them stands in the line
+    pattern: re.Pattern[str]
+    wraps: bool = False  # the text may have been wrapped by a terminal: following lines are joined to it
+
+
+def _r(name: str, words: str, pattern: str, *, wraps: bool = False) -> Recogniser:
+    return Recogniser(name, tuple(words.split("|")), re.compile(pattern), wraps)
+
+
+WORK = (
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, (?:TensorShape=\[[^\]]*\], )?NumelIn=(?P<nin>\d+),"
+    r" NumelOut=(?P<nout>\d+))?, Timeout\(ms\)=(?P<to>\d+)\)"
+)
+GROUP = (
+    r"\[PG (?:ID (?P<id>\d+) PG GUID (?P<guid>\d+)(?:\((?P<desc>[^)]*)\))?|(?P<short>\d+)(?: \((?P<name>[^)]*)\))?)"
+    r" Rank (?P<r>\d+)\]"
+)
+RECOGNISERS: tuple[Recogniser, ...] = (
+    _r(
+        "timeout",
+        "Watchdog caught collective|timed out in blocking wait",
+        r"(?:\[Rank (?P<r>\d+)\] )?(?:Watchdog caught collective operation timeout:|Work)\s*"
+        + WORK
+        + r"(?: ran for (?P<ran>\d+)| timed out in blocking wait)",
+        wraps=True,
+    ),
+    _r(
+        "group_status",
+        "last enqueued|last completed",
+        r"(?:" + GROUP + r").{0,250}?"
+        r"(?:(?:watchdog at work|NCCL work|work sequence id): (?P<w>\d+),? ?(?:PG status: )?)?"
+        r"[Ll]ast enqueued (?:NCCL )?work: (?P<e>-?\d+), last completed (?:NCCL )?work: (?P<c>-?\d+)",
+        wraps=True,
+    ),
+    _r(
+        "dump_from_peer",
+        "dump signal",
+        r"dump signal from another rank|dump signal due to .{0,60}?from\s+rank (?P<src>\d+)",
+    ),
+    _r(
+        "nccl2_timeout",
+        "Operation timed out after|NCCL operation timed out",
+        r"(?:NCCL operation timed out|Operation timed out after).*",
+    ),
+    _r("thread_ended", "watchdog thread terminated", r"watchdog thread terminated with exception: (?P<why>.*)"),
+    _r(
+        "heartbeat",
+        "watchdog got stuck|Heartbeat monitor timed out",
+        r"watchdog got stuck for (?P<s>\d+)|Heartbeat monitor timed out",
+    ),
+    _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
+    _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
+    _r("elastic_row", "exitcode  :|exitcode :|time      :", r"time\s+: (?P<t>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)"),
+    _r("no_other", "NO_OTHER_FAILURES", r"<NO_OTHER_FAILURES>"),
+    _r(
+        "elastic_failed",
+        "failed (exitcode",
+        r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
+    ),
+    _r("launcher_kill", "closing signal", r"Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)"),
+    _r("lightning", "GLOBAL_RANK", r"GLOBAL_RANK: (?P<r>\d+), MEMBER: (?P<m>\d+)/(?P<w>\d+)"),
+    _r(
+        "world_size",
+        "orld_size|orld size|orld Size|WORLD_SIZE|nranks",
+        r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+)"
+        r" nranks (?P<n>\d+)",
+    ),
+    _r(
+        "slurm_cancel",
+        "CANCELLED AT",
+        r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON (?P<n>\S+) CANCELLED AT (?P<t>\S+)(?: DUE to| DUE"
+        r" TO)?(?: (?P<why>[A-Za-z ,]+?))? ?\*\*\*",
+    ),
+    _r("slurm_task", "srun: error", r"srun: error: (?P<n>[\w.\-\[\],]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.*)"),
+    _r(
+        "slurm_step",
+        "Job step aborted|Force Terminated|Terminating",
+        r"srun: (?:Job step aborted|Force Terminated|error: Node failure|Terminating).*",
+    ),
+    _r("pbs", "PBS: job killed", r"PBS: job killed: (?P<why>.*)"),
+    _r("lsf", "TERM_", r"(?P<why>TERM_(?:RUNLIMIT|MEMLIMIT|PREEMPT)\b.*)"),
+    _r(
+        "timeout_set",
+        "ddp_timeout|NCCL_TIMEOUT",
+        r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
+    ),
+    _r(
+        "shell_death",
+        " Killed| Aborted|Segmentation fault| Bus error",
+        r"(?:line \d+:|^)\s*(?P<pid>\d+) (?P<w>Killed|Aborted|Segmentation fault|Bus error)\b",
+    ),
+    _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
+    _r(
+        "barrier_guess",
+        "as device|Guessing device ID",
+        r"using (?:best-guess )?GPU (?P<g>\d+) .{0,24}as devices? used by this process|Guessing device ID",
+    ),
+    _r("torch_version", "torch", r"\b(?:torch|PyTorch)(?: version)?\s*[:=]{1,2}\s*(?P<v>\d+\.\d+)"),
+    _r("nccl_warn", "NCCL WARN", r"NCCL WARN (?P<m>.*)"),
+    _r(
+        "thread_stack",
+        "Fatal Python error|Current thread|Thread 0x",
+        r"^(?:Current thread|Thread) 0x\w+.*(?P<main>most recent call first)",
+    ),
+    _r(
+        "finished",
+        "raining|xiting|inished|ompleted|DONE|done",
+        r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
+        r" (?:completed|finished) successfully",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A failure that a line states by itself."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    words: tuple[str, ...]
+
+
+CONSEQUENCE = "consequence"  # kind of a message that tells of the failure of somebody else
+
+
+def _s(kind: str, words: str, pattern: str = "") -> Sign:
+    alternatives = tuple(words.split("|"))
+    return Sign(kind, re.compile(pattern or "|".join(map(re.escape, alternatives))), alternatives)
+
+
+# The first that matches counts, so the special stands before the general.
+SIGNS: tuple[Sign, ...] = (
+    _s(CONSEQUENCE, "more than 1EB"),
+    _s(
+        "cuda_oom",
+        "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
+        " 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED",
+    ),
+    _s(
+        "hardware_fault",
+        "uncorrectable|Unable to determine the device handle|has fallen off the bus|unspecified launch failure on",
+        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus",
+    ),
+    _s(
+        "hardware_fault",
+        "NVRM: Xid",
+        r"NVRM: Xid \([^)]*\): (?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)\b",
+    ),
+    _s(
+        "shm_exhausted",
+        "insufficient shared memory|out of shared memory|unable to allocate shared memory|extend"
+        " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
+        "|unable to write to file </torch_",
+    ),
+    _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
+    _s("dataloader_stalled", "DataLoader timed out after"),
+    _s(
+        "host_oom_kill",
+        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|invoked oom-killer",
+        r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
+        r" Memory|invoked oom-killer",
+    ),
+    _s(
+        "dataloader_worker_died",
+        "DataLoader worker",
+        r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)",
+    ),
+    _s(
+        "device_mapping",
+        "Duplicate GPU detected|invalid device ordinal",
+        r"Duplicate GPU detected(?: : (?P<missing>rank \d+ and rank \d+))?|invalid device ordinal",
+    ),
+    _s("port_in_use", "Address already in use|EADDRINUSE"),
+    _s(CONSEQUENCE, "successfully reached monitoredBarrier"),
+    _s(
+        "missing_rank",
+        "failed to pass monitoredBarrier",
+        r"Ranks? (?P<missing>[\d, ]+) failed to pass monitoredBarrier",
+    ),
+    _s(
+        "mismatched_collectives",
+        "Detected mismatch between collectives|doesn't match expected size|EnforceNotMet|appears not to"
+        " match sizes of the same param|inconsistent",
+        r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
+        r"|has inconsistent (?!0 )\d+ params",
+    ),
+    _s("missing_rank", "inconsistent 0 params", r"while rank (?P<missing>\d+) has inconsistent 0 params"),
+    _s("uneven_inputs", "exhausted inputs"),
+    _s("divergent_control_flow", "Expected to have finished reduction in the prior iteration"),
+    _s(
+        "checkpoint_failed",
+        "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos ",
+    ),
+    _s(
+        "nonfinite_loss",
+        "nan|NaN|FloatingPointError|inf",
+        r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN"
+        r"|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
+    ),
+    _s(
+        "launcher_misconfig",
+        "expected, but not set|Duplicate rank|rocess group has not been initialized|unrecognized arguments|MASTER_ADDR",
+        r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
+        r" initialized|unrecognized arguments",
+    ),
+    _s(
+        "network_misconfig",
+        "no socket interface found|gai error|Name or service not known|Temporary failure in name"
+        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
+        r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
+        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found",
+    ),
+    _s(
+        "peer_to_peer",
+        "peer access|P2P|cudaDeviceEnablePeerAccess",
+        r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
+        r" resources exhausted",
+    ),
+    _s(
+        "rendezvous_failed",
+        "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
+        "|connect() timed out",
+        r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
+        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
+    ),
+    _s(
+        "network_unreachable",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|network error",
+        r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error"
+        r" )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+    ),
+    _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
+    _s(
+        CONSEQUENCE,
+        "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
+        " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
+        "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
+        "|Connection refused|SIGTERM",
+    ),
+)
+# tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
+BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\w ]*(?:/s|s/\w+)")
+STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
+EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*)|$)")
+EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
+FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
+LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
+STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
+
+
+def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
+    """Return the first sign that a text shows."""
+    for sign in SIGNS:
+        if any(word in text for word in sign.words) and (found := sign.pattern.search(text)):
+            return sign, found
+    return None
+
+
+def words() -> list[bytes]:
+    """Return the marker words of all recognisers and signs, without those that hold another of them."""
+    every = {word for recogniser in RECOGNISERS for word in recogniser.words}
+    every |= {word for sign in SIGNS for word in sign.words} | {"Error: ", "Exception: ", "Interrupt"}
+    every = {re.sub(r"[0-9]", "", word) if not word[:1].isdigit() else word.lstrip("0123456789") for word in every}
+    shortest = [word for word in every if word and not any(other != word and other in word for other in every)]
+    return sorted(word.encode() for word in shortest)
+
+
+class Reader:
+    """Turns the hits of one file into events. A traceback becomes one event, at its last line."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
+
+    def events(self, hit: Hit) -> Iterator[Event]:
+        """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
+        for event in self._events(hit):
+            elapsed = _elapsed(hit) if event.name in STATES_A_WAIT else None
+            yield event if elapsed is None else replace(event, values={**event.values, "elapsed": str(elapsed)})
+
+    def _events(self, hit: Hit) -> Iterator[Event]:
+        if hit.number in self.taken:
+            return
+        line = parse(decode(hit.raw))
+        if not line.text.strip() or STREAM_OF_C.match(line.body):
+            return
+        for recogniser in RECOGNISERS:
+            if any(word in line.text for word in recogniser.words):
+                found = recogniser.pattern.search(line.text) or (_joined(recogniser, hit) if recogniser.wraps else None)
+                if not found:
+                    continue
+                if recogniser.name == "traceback":
+                    yield from self._traceback(hit, line)
+                    return
+                if recogniser.name == "elastic_row":
+                    yield from self._elastic_row(hit, line, found)
+                    return
+                values = {key: value for key, value in found.groupdict().items() if value is not None}
+                if recogniser.name == "heartbeat" and line.origin.rank is None:
+                    line = _begun_above(hit, line)
+                yield self._event(recogniser.name, hit.number, line, values)
+                if recogniser.name == "stack_of_collective":
+                    yield from self._stack(hit, line)
+        if sign := sign_of(line.text):
+            yield self._event("sign", hit.number, line, {"kind": sign[0].kind, **_missing(sign[1])})
+        elif EXCEPTION_LINE.match(line.body):
+            yield self._event("raised", hit.number, line, {"type": line.body.split(":")[0]})
+
+    def _event(self, name: str, number: int, line: Line, values: Mapping[str, str]) -> Event:
+        text = (line.body if line.origin.rank is None else line.text).strip()[:LONGEST_TEXT]
+        return Event(name, self.file, number, text, line.origin, line.clock, line.collected, values)
+
+    def _stack(self, hit: Hit, line: Line) -> Iterator[Event]:
+        for offset, raw in enumerate(hit.after(12), 1):
+            text = parse(decode(raw)).body.strip()
+            if not text.startswith("#"):
+                return
+            if found := re.match(r"#\d+ (?P<function>\S+) from (?P<path>\S+):(?P<at>\d+)", text):
+                number = hit.number + offset
+                yield Event("collective_frame", self.file, number, text, line.origin, values=found.groupdict())
+
+    def _elastic_row(self, hit: Hit, line: Line, found: re.Match[str]) -> Iterator[Event]:
+        """Yield a row of torchelastic's table, whose fields stand in six lines."""
+        block = [line.text] + [parse(decode(raw)).text for raw in hit.after(6)]
+        text = "\n".join(block)
+        rank = re.search(r"rank\s+: (\d+) \(local_rank: (\d+)\)", text)
+        code = re.search(r"exitcode\s+: (-?\d+) \(pid: (\d+)\)", text)
+        if not rank or not code:
+            return
+        host = re.search(r"host\s+: (\S+)", text)
+        at = next(index for index, part in enumerate(block) if "exitcode" in part)
+        self.taken.update(range(hit.number + 1, hit.number + 7))
+        values = {"r": rank[1], "lr": rank[2], "x": code[1], "pid": code[2], "host": host[1] if host else ""}
+        if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
+            values["traceback"] = error["t"]
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {code[1]} (pid: {code[2]})"
+        yield Event("elastic_row", self.file, hit.number + at, row, line.origin, parse(found["t"]).clock, None, values)
+
+    def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:
+        """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""
+        before = line.text[: line.text.index("Traceback (most")]
+        frames: list[re.Match[str]] = []
+        flat = False
+        for offset, raw in enumerate(hit.after(300), 1):
+            text = decode(raw)
+            part = parse(text)
+            if part.origin != line.origin or not part.text.strip():
+                continue
+            body = text[len(before) :] if before.strip() and text.startswith(before) else part.body
+            if frame := FRAME.match(body):
+                frames.append(frame)
+                flat = body.startswith("File")  # the indentation was lost when somebody pasted it
+                continue
+            if flat and not EXCEPTION_LINE.match(body):
+                continue
+            if body[:1] in {" ", "", "^", "~", "+", "|"}:
+                continue
+            if not (found := EXCEPTION.match(body)):
+                if frames:
+                    return
+                continue
+            self.taken.update({hit.number, hit.number + offset})
+            yield self._exception(hit.number + offset, part, found, frames, hit.after(310)[offset : offset + 6])
+            return
+
+    def _exception(
+        self, number: int, line: Line, found: re.Match[str], frames: list[re.Match[str]], more: Sequence[bytes]
+    ) -> Event:
+        follow = " ".join(parse(decode(raw)).body for raw in more if b"Traceback" not in raw)
+        own = [frame for frame in frames if "site-packages" not in frame["path"] and "/lib/python" not in frame["path"]]
+        values = {"type": found["type"]}
+        if own or frames:
+            last = (own or frames)[-1]
+            values["at"] = f"{last['path']}:{last['at']}"
+        values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
+        if any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]:
+            values["launcher"] = "1"
+        text = line.body.strip()
+        sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
+        if sign:
+            values.update({"kind": sign[0].kind, **_missing(sign[1])})
+        return self._event("exception", number, line, values)
+
+
+def _missing(found: re.Match[str]) -> dict[str, str]:
+    return {"missing": found["missing"]} if "missing" in found.re.groupindex and found["missing"] else {}
+
+
+def _elapsed(hit: Hit) -> int | None:
+    """Return the longest time, in seconds, that progress bars on a line and the three before it show."""
+    found = [bar for raw in (hit.raw, *hit.before(3)) for bar in BAR.finditer(decode(raw))]
+    times = [(int(bar["h"] or 0) * 60 + int(bar["m"])) * 60 + int(bar["s"]) for bar in found]
+    return max(times, default=None)
+
+
+def _begun_above(hit: Hit, line: Line) -> Line:
+    """Return a line with the origin of the one before it, where that is the first half of a wrapped message."""
+    for raw in hit.before(1):
+        above = parse(decode(raw))
+        if above.origin.rank is not None and "ProcessGroupNCCL" in above.text:
+            return replace(line, origin=above.origin, clock=above.clock)
+    return line
+
+
+def _joined(recogniser: Recogniser, hit: Hit) -> re.Match[str] | None:
+    """Search a line that was wrapped, joined with those that follow, with and without a space."""
+    parts = [decode(hit.raw), *(decode(raw) for raw in hit.after(4))]
+    for glue in ("", " "):
+        if found := recogniser.pattern.search(glue.join(part.strip() if glue else part for part in parts)):
+            return found
+    return None

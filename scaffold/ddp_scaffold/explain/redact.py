@@ -1,0 +1,223 @@
+"""Writes a copy of logs that can be posted: what names a person, a machine or a secret is replaced, the same each time.
+
+Ranks, sequence numbers, times, operations, sizes, line numbers and the names of source files stay, so that the copy
+explains itself as the original does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from ddp_scaffold._errors import UsageError
+
+PIECE = 2**20  # bytes of a line that are looked at together; a longer line is cut there
+PUBLIC = ("site-packages/", "dist-packages/", "/usr/", "/opt/", "/proc/", "/dev/", "/sys/", "/etc/")
+LOOPBACK = {"127.0.0.1", "0.0.0.0", "::1", "::"}
+
+_SECRET = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bglpat-[\w-]{16,}|\b[0-9a-f]{40}\b"
+)
+_NAMED_SECRET = re.compile(
+    r"(?i)(?<![A-Za-z0-9])((?:\w*(?:_|api|access|secret)KEY(?:_ID)?|\w*TOKEN|\w*PASSWORD|\w*PASSWD|\w*SECRET)"
+    r"[\"']?\s*[=:]\s*[\"']?)([^\s\"',;}]{4,})"
+)
+_BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s+)([A-Za-z0-9._~+/=-]{12,})")
+_LOGIN = re.compile(r"(://)([^\s/@:]+(?::[^\s/@]*)?)(@)")
+_MAIL = re.compile(r"\b[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+\b")
+_MAC = re.compile(r"\b(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}\b")
+_V4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
+_V6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
+_PATH = re.compile(r"(?<![\w:/.>])~?/(?:[\w.@+%=-]+/)+[\w.@+%=-]*")
+_HOME = re.compile(r"/(?:home|Users|users|u|scratch|data/home|gpfs/home|mnt/home)/([\w.-]+)")
+# where a log tells a host or a user: these are learned, and replaced wherever they stand as a word
+_HOSTS = (
+    re.compile(rb"\bhost\s*[:=]\s*[\"']?([A-Za-z][\w.-]*)"),
+    re.compile(rb"\"host\":\s*\"([A-Za-z][\w.-]*)\""),
+    re.compile(rb"(?:^|\s)([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL"),
+    re.compile(rb"srun: error: ([A-Za-z][\w.-]*): tasks? "),
+    re.compile(rb"\bON ([A-Za-z][\w.-]*) CANCELLED AT"),
+    re.compile(rb"\b(?:HOSTNAME|MASTER_ADDR|SLURMD_NODENAME|SLURM_LAUNCH_NODE_IPADDR)=[\"']?([A-Za-z][\w.-]*)"),
+    re.compile(rb"\bremote=\[?([A-Za-z][\w.-]*)\]?:\d+"),
+    re.compile(rb"\b(?:trying to )?connect(?:ing)? to \(?([A-Za-z][\w-]*(?:\.[\w-]+)+)[,:]"),
+)
+_USERS = (
+    re.compile(rb"/(?:home|Users|users)/([\w.-]+)"),
+    re.compile(rb"\b(?:USER|LOGNAME|SLURM_JOB_USER|user)=[\"']?([A-Za-z][\w.-]+)"),
+)
+_COMMON = {"root", "user", "localhost", "host", "unknown", "none", "null", "rank", "node", "name", "train", "data"}
+
+
+class _Names:
+    """Numbers what is replaced, in the order in which it is met."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, str]] = {}
+        self.words: dict[str, str] = {}  # hosts and users that were learned
+        self._word: re.Pattern[str] | None = None
+
+    def of(self, kind: str, value: str, form: Callable[[int], str]) -> str:
+        known = self._known.setdefault(kind, {})
+        return known.setdefault(value, form(len(known) + 1))
+
+    def learn(self, kind: str, value: str) -> None:
+        """Remember a host or a user; a host's full name gets the number of its short one."""
+        short, _, domain = value.partition(".") if kind == "host" else (value, "", "")
+        if short.lower() in _COMMON or re.fullmatch(r"(?:host|user)-\d+", short) or len(short) < 2:
+            return
+        self.words.setdefault(short, self.of(kind, short, lambda number: f"{kind}-{number}"))
+        if domain:
+            self.words.setdefault(value, f"{self.words[short]}.example.org")
+        self._word = None
+
+    def replace_words(self, text: str) -> str:
+        if not self.words:
+            return text
+        if self._word is None:
+            longest_first = sorted(self.words, key=lambda word: (-len(word), word))
+            self._word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
+        return self._word.sub(lambda found: self.words[found[0]], text)
+
+
+def redact(paths: Sequence[str], destination: Path) -> tuple[Path, ...]:
+    """Write copies of the text files at `paths`, and below those that are folders, to the new folder `destination`.
+
+    Links and whatever is no regular file are left out, and so are files that are not text (dumps, checkpoints). Returns
+    the files written. The files' names are redacted as their content is.
+
+    Raises UsageError where `destination` exists or cannot be made, or nothing can be read.
+    """
+    files = list(_files(paths))
+    if not files:
+        raise UsageError("There is no text file to redact.", "Name a log, or a folder of logs.")
+    names = _Names()
+    for file, _ in files:
+        _learn(file, names)
+    try:
+        destination.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UsageError(f"{destination} exists already.", "Name a new folder: nothing is overwritten.") from error
+    except OSError as error:
+        raise UsageError(f"{destination} cannot be made: {error.strerror}.", "Name another folder.") from error
+    return tuple(_copy(file, relative, destination, names) for file, relative in files)
+
+
+def _files(paths: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+    """Each text file, and where its copy belongs. Several paths of one name get numbers."""
+    seen: dict[str, int] = {}
+    for path in map(Path, paths):
+        name = path.name or "input"
+        seen[name] = seen.get(name, 0) + 1
+        top = Path(name if seen[name] == 1 else f"{seen[name]}-{name}")
+        if path.is_dir() and not path.is_symlink():
+            for folder, below, found in os.walk(path):
+                below.sort()
+                for each in sorted(found):
+                    file = Path(folder, each)
+                    if _is_text(file):
+                        yield file, top / file.relative_to(path)
+        elif _is_text(path):
+            yield path, top
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        with _opened(file) as stream:
+            return b"\0" not in stream.read(4096)
+    except OSError:
+        return False
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Raises OSError for links, and for what is no regular file: neither is opened for long, nor waited for."""
+    number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"{file} is no regular file")
+    return os.fdopen(number, "rb")
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with _opened(file) as stream:
+        while piece := stream.readline(PIECE):
+            yield piece
+
+
+def _learn(file: Path, names: _Names) -> None:
+    for piece in _pieces(file):
+        for kind, patterns in (("host", _HOSTS), ("user", _USERS)):
+            for pattern in patterns:
+                for found in pattern.findall(piece):
+                    names.learn(kind, found.decode(errors="replace").rstrip("."))
+
+
+def _copy(file: Path, relative: Path, destination: Path, names: _Names) -> Path:
+    parts = [names.replace_words(part) for part in relative.parts]
+    target = destination.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as stream:
+        for piece in _pieces(file):
+            text = piece.decode(errors="surrogateescape")
+            stream.write(redacted(text, names).encode(errors="surrogateescape"))
+    return target
+
+
+def redacted(text: str, names: _Names) -> str:
+    """Return `text` with all that is private replaced."""
+
+    def secret(found: re.Match[str]) -> str:
+        return names.of("secret", found[0], lambda number: f"secret-{number}")
+
+    def after(found: re.Match[str]) -> str:
+        if re.fullmatch(r"secret-\d+", found[2]):
+            return found[0]
+        return found[1] + names.of("secret", found[2], lambda number: f"secret-{number}")
+
+    text = _SECRET.sub(secret, text)
+    text = _LOGIN.sub(lambda found: found[1] + "user:secret" + found[3], text)
+    text = _NAMED_SECRET.sub(after, text)
+    text = _BEARER.sub(after, text)
+    text = _MAIL.sub(lambda found: names.of("mail", found[0], lambda number: f"mail-{number}@example.org"), text)
+    text = _PATH.sub(lambda found: _path(found[0], names), text)
+    text = _MAC.sub(lambda found: names.of("mac", found[0].lower(), _mac), text)
+    text = _V4.sub(lambda found: _kept(found[0]) or names.of("v4", found[0], _v4), text)
+    text = _V6.sub(lambda found: _v6(found[0], names), text)
+    return names.replace_words(text)
+
+
+def _path(path: str, names: _Names) -> str:
+    """Keep what is public of a path (the package, or the system's folder), and the file's name."""
+    for mark in PUBLIC[:2]:
+        if mark in path:
+            return "/env/" + path[path.index(mark) :]
+    if path.startswith(PUBLIC[2:]):
+        return path
+    folder, _, name = path.rpartition("/")
+    home = _HOME.match(folder)
+    if home and folder == home[0]:
+        return "/home/" + names.of("user", home[1], lambda number: f"user-{number}") + "/" + name
+    return names.of("folder", folder, lambda number: f"/folder-{number}") + "/" + name
+
+
+def _kept(address: str) -> str | None:
+    return address if address in LOOPBACK else None
+
+
+def _v4(number: int) -> str:
+    return f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+
+
+def _mac(number: int) -> str:
+    return f"02:00:00:{number >> 16 & 255:02x}:{number >> 8 & 255:02x}:{number & 255:02x}"
+
+
+def _v6(address: str, names: _Names) -> str:
+    """A time of day looks much like one: an address has seven colons, or two together and a digit."""
+    if address in LOOPBACK or not (address.count(":") == 7 or ("::" in address and re.search(r"\w", address))):
+        return address
+    return names.of("v6", address.lower(), lambda number: f"fd00::{number:x}")

@@ -1,0 +1,579 @@
+"""From facts to a verdict: a list of rules, of which the first that knows something answers.
+
+The order is the reasoning. A scheduler that ended the job knows why. What a line states by itself comes next, then how
+processes died, then what the watchdogs' reports tell when they are laid side by side, in which the rank that reports is
+usually the victim. Messages that only tell of another rank's failure come last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from .events import Event
+from .explanation import Confidence, Evidence, Verdict
+from .facts import Exit, Job, Timeout
+from .kinds import ADVICE
+
+MOST_EVIDENCE = 6
+SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
+START = frozenset({"port_in_use", "device_mapping", "launcher_misconfig", "rendezvous_failed", "network_misconfig"})
+# What a process that was ended while others still held it may say: not a first failure once a timeout stands before it.
+LATE = frozenset({"rank_exception", "network_unreachable", "rendezvous_failed", "port_in_use"})
+
+
+def judge(job: Job) -> Verdict:
+    """Return the verdict of the first rule that has one."""
+    for rule in RULES:
+        if verdict := rule(job):
+            return _with_setting(job, verdict)
+    return verdict_of(
+        "unknown",
+        None,
+        "unknown",
+        "Nothing in the input says what failed.",
+        [],
+        needs=("the output of all ranks, from the first error on", "the launcher's or the scheduler's last lines"),
+    )
+
+
+def verdict_of(
+    kind: str,
+    ranks: Iterable[int] | None,
+    confidence: Confidence,
+    summary: str,
+    events: Iterable[Event],
+    *,
+    phase: str = "",
+    needs: Sequence[str] = (),
+) -> Verdict:
+    evidence = tuple(Evidence(event.file, event.line, event.text) for event in events)[:MOST_EVIDENCE]
+    first = tuple(sorted(set(ranks))) if ranks is not None else None
+    advice = (ADVICE[kind],) if ADVICE[kind] else ()
+    return Verdict(kind, first or None, phase, confidence, summary, evidence, advice, tuple(needs))
+
+
+def name(ranks: Iterable[int]) -> str:
+    """Return "rank 3" or "ranks 1, 2, 5-7"."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
+    return ("rank " if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks ") + ", ".join(parts)
+
+
+def scheduler_ended_it(job: Job) -> Verdict | None:
+    """Node failure, preemption and time limit; the last two only where nothing had failed before."""
+    for event in (*job.named["slurm_cancel"], *job.named["slurm_step"]):
+        why = event.values.get("why", event.text).upper()
+        if "NODE FAIL" in why:
+            return verdict_of("node_failure", None, "certain", "The scheduler reports that a node has failed.", [event])
+        kind = "preempted" if "PREEMPT" in why else "time_limit" if "TIME LIMIT" in why else ""
+        earlier = [event for _, _, event in job.failures] + [timeout.event for timeout in job.timeouts]
+        if kind and not any(_before(other, event) is not False for other in earlier):
+            what = "preempted the job" if kind == "preempted" else "ended the job at its time limit"
+            return verdict_of(kind, None, "certain", f"The scheduler has {what}; nothing failed before.", [event])
+    return _other_scheduler(job)
+
+
+def _other_scheduler(job: Job) -> Verdict | None:
+    """What PBS and LSF write into the job's output."""
+    for event in (*job.named["pbs"], *job.named["lsf"]):
+        why = event.values["why"]
+        failed = any(_before(other, event) is not False for _, _, other in job.failures)
+        if ("walltime" in why or "RUNLIMIT" in why) and not failed:
+            summary = "The scheduler has ended the job at its time limit; nothing failed before."
+            return verdict_of("time_limit", None, "certain", summary, [event])
+        if "PREEMPT" in why and not failed:
+            return verdict_of("preempted", None, "certain", "The scheduler has preempted the job.", [event])
+        if "mem" in why or "MEMLIMIT" in why:
+            summary = "The scheduler has ended the job because it used more memory than it had asked for."
+            return verdict_of("host_oom_kill", None, "certain", summary, [event])
+        if "SISTER_EOF" in why or "communicate with sister" in why:
+            return verdict_of("node_failure", None, "likely", "The scheduler has lost a node of the job.", [event])
+    return None
+
+
+def work_beside_a_barrier(job: Job) -> Verdict | None:
+    """Others wait for rank 0 in a barrier, and a progress bar has run as long as the timeout, or the stack tells."""
+    waits = [timeout.event for timeout in job.timeouts if timeout.sizes == (1, 1)]
+    waiting = {timeout.rank for timeout in job.timeouts}
+    if not waits:
+        waits = [event for _, _, event in job.failures if "store->get" in event.text and "from [0]" in event.text]
+        waiting = {int(found[1]) for event in waits if (found := re.search(r"\[(\d+)\] is setting up", event.text))}
+    if not waits or 0 in waiting or None in waiting:
+        return None
+    limits = {timeout.limit_ms / 1000 for timeout in job.timeouts if timeout.limit_ms} or {600.0, 1800.0}
+    bar = any(_near(event.number("elapsed"), limit) for event in waits for limit in limits)
+    stack = any(FIRST.search(event.values.get("functions", "")) for event in waits)
+    if not bar and not stack:
+        return None
+    how = "a progress bar had run for about as long" if bar else "the stack shows a `rank 0 first` block"
+    others = name(rank for rank in waiting if rank is not None)
+    summary = f"Rank 0 worked alone while {others} waited for it in a barrier, for longer than the timeout; {how}."
+    return verdict_of("rank0_work", [0], "likely", summary, waits)
+
+
+def _near(elapsed: int | None, limit: float) -> bool:
+    return elapsed is not None and abs(elapsed - limit) <= 0.1 * limit
+
+
+def first_named_failure(job: Job) -> Verdict | None:
+    """A line that states a failure of its own rank; of several the first."""
+    failures = list(job.failures)
+    if job.first_timeout:
+        failures = [item for item in failures if item[0] not in LATE or _before(job.first_timeout, item[2]) is not True]
+    if not failures:
+        return None
+    special = [item for item in failures if item[0] != "rank_exception"]
+    kind, rank, event = _earliest(failures)
+    for other in special:  # the sign says more than the exception of the same rank
+        if kind == "rank_exception" and other[1] == rank:
+            kind, event = other[0], other[2]
+    if kind == "rank_exception" and special and _before(event, special[0][2]) is None:
+        kind, rank, event = special[0]
+    if kind == "rank_exception" and event.values.get("kind") is None and rank is None:
+        rank = _only_failed(job)
+    tasks = _tasks_out_of_memory(job) if kind == "host_oom_kill" else []
+    ranks = tasks or _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
+    ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
+    if kind in EVERY_RANK_REPORTS:
+        ranks = []
+    stated = kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS)
+    confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
+    who = name(ranks) if ranks else "all ranks" if kind in EVERY_RANK_REPORTS else "a rank that the input does not name"
+    summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
+    if _named_ranks(event) and rank is not None:
+        summary += f" {name([rank]).capitalize()} only reports it."
+    needs = [] if ranks or kind in EVERY_RANK_REPORTS or kind in START else ["which rank wrote that line"]
+    same = [item[2] for item in job.failures if item[0] == kind and item[2] is not event]
+    return verdict_of(kind, ranks or None, confidence, summary, [event, *same[:2]], phase=_phase(event), needs=needs)
+
+
+def dead_process(job: Job) -> Verdict | None:
+    """The launchers' tables of all nodes, merged: the earliest end that neither launcher nor watchdog has caused."""
+    timed_out = {timeout.rank for timeout in job.timeouts}
+    rows = [row for row in job.exits if row.code != -15 and not (row.code == -6 and _watchdog(job, row, timed_out))]
+    if not rows or job.timeouts:
+        return None if job.exits or job.timeouts or job.failures else _failed_line(job)
+    begin = min(row.event.clock or 0.0 for row in rows)
+    first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
+    told = {rank for rank, _ in job.consequences}
+    own = [row for row in first if row.code < 0 and row.rank not in told] or [
+        row for row in first if row.rank not in told
+    ]
+    if not own:
+        return None
+    ranks = [row.rank for row in own]
+    if all(row.code < 0 for row in own):
+        signal = ", ".join(sorted({SIGNALS.get(row.code, f"signal {-row.code}") for row in own}))
+        complete = {row.rank for row in job.exits} >= set(range(max(row.rank for row in job.exits) + 1))
+        others = all(row.code == -15 or row.rank in told for row in job.exits if row.rank not in ranks)
+        sure: Confidence = "certain" if len(own) == 1 and complete and others and len(job.exits) > 1 else "likely"
+        summary = f"{name(ranks).capitalize()} ended by {signal}, before any other rank; nothing says who sent it."
+        return verdict_of("rank_killed", ranks, sure, summary, [row.event for row in own])
+    summary = f"{name(ranks).capitalize()} ended with exit code {own[0].code}; the input does not have its exception."
+    needs = [f"the output of {name(ranks)} (torchrun --log-dir, or @record for the traceback)"]
+    return verdict_of("rank_exception", ranks, "likely", summary, [row.event for row in own], needs=needs)
+
+
+def _failed_line(job: Job) -> Verdict | None:
+    """The launcher's one line about a process, where its table is not there; it knows only the local rank."""
+    lines = [event for event in job.named["elastic_failed"] if event.values["x"] not in {"-15", "-6", "1"}]
+    if not lines:
+        return None
+    line = lines[0]
+    code = int(line.values["x"])
+    what = SIGNALS.get(code, f"exit code {code}")
+    summary = f"Local rank {line.values['lr']} ended by {what}; the input does not say which rank of the job that is."
+    needs = ["the launcher's table of failures", "dmesg of that host"]
+    kind = "rank_killed" if code < 0 else "rank_exception"
+    return verdict_of(kind, None, "likely", summary, [line], needs=needs)
+
+
+def different_collectives(job: Job) -> Verdict | None:
+    """Ranks that waited in different operations under one number of one group."""
+    by_number: dict[int, list[Timeout]] = {}
+    for timeout in job.timeouts:
+        if timeout.sequence is not None and timeout.rank is not None:
+            by_number.setdefault(timeout.sequence, []).append(timeout)
+    groups = set(job.counts)
+    for waiting in by_number.values():
+        forms = Counter((timeout.operation, timeout.sizes) for timeout in waiting)
+        if (
+            len(forms) < 2
+            or len(groups) > 1
+            or any("ALLTOALL" in form[0] or form[0] in {"SEND", "RECV"} for form in forms)
+        ):
+            continue
+        (_, most), (rare, fewest) = forms.most_common()[0], forms.most_common()[-1]
+        odd = [timeout.rank for timeout in waiting if (timeout.operation, timeout.sizes) == rare]
+        ranks = [rank for rank in odd if rank is not None] if fewest < most and len(forms) == 2 else None
+        calls = "; ".join(
+            f"{name([t.rank or 0])} {t.collective} of {t.sizes[0] if t.sizes else '?'}" for t in waiting[:4]
+        )
+        summary = f"Ranks wait in different collectives under one number: {calls}."
+        unlike = len({t.operation for t in waiting}) > 1 or waiting[0].operation == "ALLREDUCE"
+        sure: Confidence = "certain" if groups and unlike else "likely"
+        return verdict_of("mismatched_collectives", ranks, sure, summary, [timeout.event for timeout in waiting])
+    return None
+
+
+def never_issued(job: Job) -> Verdict | None:
+    """A rank whose last enqueued collective lies before the one that others wait in: it never came."""
+    for group, counts in job.counts.items():
+        stuck = [t for t in job.timeouts if t.rank in counts and t.sequence is not None and _of(job, t, group)]
+        if not stuck:
+            continue
+        number = max(t.sequence or 0 for t in stuck)
+        waiting = {t.rank for t in job.timeouts}
+        absent = [rank for rank, state in counts.items() if state.enqueued < number and rank not in waiting]
+        if absent and len(absent) < len(counts):
+            events = [counts[rank].event for rank in absent[:2]] + [t.event for t in stuck[:3]]
+            return _missing(job, absent, stuck, events, "certain", f"never issued collective {number}")
+    return None
+
+
+def alone_in_it(job: Job) -> Verdict | None:
+    """One rank waits in a collective whose number all others have left behind: only it issued that one."""
+    waiting = [timeout for timeout in job.timeouts if timeout.sequence is not None]
+    if len(waiting) != 1 or waiting[0].rank is None:
+        return None
+    alone, rank = waiting[0], waiting[0].rank
+    for counts in job.counts.values():
+        others = [state for other, state in counts.items() if other != rank]
+        if others and all(state.completed >= (alone.sequence or 0) for state in others):
+            who = name([rank]).capitalize()
+            summary = f"{who} waits alone in {alone.collective}; the others are past that number."
+            events = [alone.event, *(state.event for state in others[:3])]
+            return verdict_of("subset_collective", [rank], "likely", summary, events)
+    return None
+
+
+def different_numbers(job: Job) -> Verdict | None:
+    """Ranks of one group that each wait in a collective of another number: they have not done the same."""
+    waiting = [t for t in job.timeouts if t.sequence is not None and t.rank is not None]
+    if len(job.counts) != 1 or len({t.sequence for t in waiting}) < 2 or len({t.rank for t in waiting}) < 2:
+        return None
+    calls = "; ".join(f"{name([t.rank or 0])} {t.collective}" for t in waiting[:4])
+    summary = f"Ranks of one group wait in collectives of different numbers: {calls}."
+    needs = ["the flight-recorder dump of each rank"]
+    return verdict_of("divergent_control_flow", None, "likely", summary, [t.event for t in waiting], needs=needs)
+
+
+def late_rank(job: Job) -> Verdict | None:
+    """A rank whose wait began much later than that of the others, in the same collective: they waited for it."""
+    begun = [(t.since, t) for t in job.timeouts if t.since is not None and t.rank is not None and t.limit_ms]
+    if len(begun) < 2 or len({t.collective for _, t in begun}) != 1:
+        return None
+    first = min(since for since, _ in begun)
+    limit = max(t.limit_ms or 0 for _, t in begun) / 1000
+    late = [t for since, t in begun if since - first > LATE_SHARE * limit]
+    if not late or 2 * len(late) > len(begun):
+        return None
+    ranks = [t.rank for t in late if t.rank is not None]
+    by = max(since for since, _ in begun) - first
+    summary = f"{name(ranks).capitalize()} came to {late[0].collective} {by:.0f} s after the others, who waited for it."
+    return verdict_of("straggler", ranks, "likely", summary, [t.event for t in (*late[:2], *(t for _, t in begun[:2]))])
+
+
+def silent_ranks(job: Job) -> Verdict | None:
+    """Ranks that must exist and say nothing, while all others report a timeout."""
+    waiting = {timeout.rank for timeout in job.timeouts if timeout.rank is not None}
+    if not waiting:
+        return None
+    size = job.world_size or max(job.ranks | waiting) + 1
+    silent = sorted(set(range(size)) - waiting)
+    events = [timeout.event for timeout in job.timeouts[:4]]
+    if (
+        not silent
+        or len(silent) > max(1, len(waiting))
+        or (job.world_size is None and len(job.exits) == 0 and len(waiting) < 2)
+    ):
+        return None
+    if len(waiting) == 1 and not _barrier(job):
+        if len(silent) > 1:
+            return None
+        needs = (f"the flight-recorder dump of {name(silent)}", f"the log of {name(silent)}")
+        summary = (
+            f"{name(waiting).capitalize()} waited alone in {job.timeouts[0].collective}: {name(silent)}"
+            f" either issued it with another"
+            " size or operation, or never came. It did not answer the request for a dump."
+        )
+        return verdict_of("mismatched_collectives", None, "likely", summary, events, needs=needs)
+    return _missing(job, silent, job.timeouts, events, "likely", "never reported, while all others waited")
+
+
+def all_wait(job: Job) -> Verdict | None:
+    """Every rank waits in one collective: nobody is missing, so it is the transport, or a GPU."""
+    if not job.timeouts:
+        return None
+    waiting = {timeout.rank for timeout in job.timeouts if timeout.rank is not None}
+    events = [timeout.event for timeout in job.timeouts[:4]]
+    first = job.timeouts[0]
+    needs = ["the logs of all ranks, and how many there were", "the flight-recorder dump of each rank"]
+    complete = job.world_size is not None and waiting >= set(range(job.world_size)) and job.world_size > 1
+    if complete and first.sequence == 1:
+        hosts = {job.hosts[rank] for rank in waiting if rank in job.hosts}
+        kind = "network_misconfig" if len(hosts) > 1 or len(waiting) > 8 else "peer_to_peer"
+        summary = (
+            "All ranks wait in the very first collective: it never worked, so it is the transport between the GPUs."
+        )
+        return verdict_of(kind, None, "likely", summary, events, needs=["a run with NCCL_DEBUG=INFO"])
+    if complete:
+        needs = ["dmesg of each host (Xid, link errors)", "the flight-recorder dump of each rank"]
+        summary = (
+            f"All {job.world_size} ranks wait in the same collective: nobody is missing; a GPU or the network stopped."
+        )
+        return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
+    who = name(waiting).capitalize() if waiting else "A rank"
+    summary = f"{who} waited in {first.collective}; it is a victim, and the input lacks the others."
+    return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
+
+
+def ended_early(job: Job) -> Verdict | None:
+    """A rank says that it is done while others wait in a collective: it had fewer steps."""
+    waiting = {timeout.rank for timeout in job.timeouts}
+    done = [e for e in job.named["finished"] if e.origin.rank is not None and e.origin.rank not in waiting]
+    if not waiting or not done:
+        return None
+    ranks = [event.origin.rank for event in done if event.origin.rank is not None]
+    others = name(rank for rank in waiting if rank is not None)
+    summary = f"{name(ranks).capitalize()} had finished while {others} waited for the next collective: unequal steps."
+    return verdict_of("uneven_inputs", ranks, "likely", summary, [*done[:2], *(t.event for t in job.timeouts[:2])])
+
+
+def heartbeat_alone(job: Job) -> Verdict | None:
+    """The heartbeat monitor ended processes, and no collective had timed out: what held up the watchdog threads?"""
+    beats = job.named["heartbeat"]
+    if not beats:
+        return None
+    ranks = {beat.origin.rank for beat in beats if beat.origin.rank is not None}
+    if len(ranks) > 1:  # of several ranks at once: rather a hang of all than a monitor that was too strict
+        summary = (
+            f"The heartbeat monitors of {name(ranks)} ended their processes though no collective had timed out: a"
+            " call of CUDA or NCCL does not return on each of them. None of them is known to be the first."
+        )
+        needs = [f"`py-spy dump --native` of {name(ranks)} while they hang", "the flight-recorder dump of each rank"]
+        return verdict_of("unknown", None, "unknown", summary, beats, needs=needs)
+    summary = (
+        "The heartbeat monitor ended the process though no collective had timed out: its watchdog thread was held up."
+    )
+    needs = ["`py-spy dump --native` of that rank"]
+    return verdict_of("watchdog_false_positive", ranks or None, "likely", summary, beats, needs=needs)
+
+
+def broken_connections(job: Job) -> Verdict | None:
+    """Connections broke, and no rank says why: whoever is absent among those that complain is the suspect."""
+    told = {rank for rank, _ in job.consequences if rank is not None}
+    if not job.consequences:
+        return None
+    events = [event for _, event in job.consequences[:4]]
+    if all(event.values.get("kind") == "store_lost" for _, event in job.consequences):
+        summary = "The host of the store went away, and the input does not say why."
+        return verdict_of(
+            "store_lost", None, "likely", summary, events, needs=["the log of rank 0 and of its launcher"]
+        )
+    size = job.world_size or (max(job.ranks) + 1 if job.ranks else 0)
+    absent = sorted(set(range(size)) - told)
+    if told and absent and len(absent) <= len(told):
+        summary = f"The others lost their connection to {name(absent)}, which left without an error of its own."
+        return verdict_of("missing_rank", absent, "likely", summary, events, needs=[f"the log of {name(absent)}"])
+    return verdict_of(
+        "unknown", None, "unknown", "Connections broke, and no rank says why.", events, needs=["the logs of all ranks"]
+    )
+
+
+def nothing_failed(job: Job) -> Verdict | None:
+    """The log ends as one of a job that is done."""
+    done = job.named["finished"]
+    if done and not job.exits:
+        return verdict_of("benign", None, "likely", "The job says that it is done, and nothing failed.", done[-1:])
+    return None
+
+
+RULES: tuple[Callable[[Job], Verdict | None], ...] = (
+    scheduler_ended_it,
+    work_beside_a_barrier,
+    first_named_failure,
+    dead_process,
+    different_collectives,
+    ended_early,
+    never_issued,
+    alone_in_it,
+    different_numbers,
+    late_rank,
+    silent_ranks,
+    all_wait,
+    heartbeat_alone,
+    broken_connections,
+    nothing_failed,
+)
+FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
+LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
+# Whoever writes such a line is no more to blame than the others.
+EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
+CERTAIN = frozenset(
+    {"rank_exception", "cuda_oom", "hardware_fault", "dataloader_worker_died", "dataloader_stalled", "fd_exhausted"}
+    | {"shm_exhausted", "device_mapping", "port_in_use", "missing_rank", "mismatched_collectives", "uneven_inputs"}
+)
+_SUMMARIES = {
+    "rank_exception": "raised an exception first; the others ended because of it",
+    "cuda_oom": "its GPU ran out of memory first",
+    "host_oom_kill": "the kernel killed a process because the host ran out of memory",
+    "hardware_fault": "a GPU or link reported an error of the hardware",
+    "dataloader_worker_died": "a loader worker was killed",
+    "dataloader_stalled": "a loader worker gave no batch in time",
+    "shm_exhausted": "/dev/shm is full",
+    "fd_exhausted": "no more open files",
+    "device_mapping": "two ranks have one GPU, or a GPU number does not exist",
+    "port_in_use": "the port is taken by another process",
+    "missing_rank": "did not arrive where the others waited; nothing says why",
+    "mismatched_collectives": "the ranks issued different collectives, or have different models",
+    "uneven_inputs": "some ranks had no batches left",
+    "divergent_control_flow": "did not do the same as the other ranks: a part of the model got no gradient there",
+    "checkpoint_failed": "a checkpoint is broken or could not be written",
+    "nonfinite_loss": "the loss is not finite",
+    "rendezvous_failed": "the ranks did not find each other in time",
+    "launcher_misconfig": "the launcher, or its variables, do not fit the program",
+    "network_misconfig": "an interface, address or name of the network is wrong",
+    "network_unreachable": "a connection between hosts failed",
+    "peer_to_peer": "GPUs of one host cannot reach each other directly",
+}
+
+
+def _alone(job: Job, kind: str, ranks: Sequence[int], event: Event) -> bool:
+    """Tell whether the input excludes that another rank failed before: nothing else may have come first.
+
+    Ranks that a message names itself (a monitored barrier, a GPU that two share) need no witness. Else the other ranks
+    must be seen to be victims, in the launcher's table or by what they say.
+    """
+    if kind in EVERY_RANK_REPORTS or _named_ranks(event) or (kind in START and event.name == "exception"):
+        return True
+    if not ranks:
+        return False
+    for _, other, item in job.failures:
+        if other not in ranks and item is not event and (other is None or _before(event, item) is not True):
+            return False
+    told = {rank for rank, _ in job.consequences} | {timeout.rank for timeout in job.timeouts}
+    rows = [row for row in job.exits if row.rank not in ranks]
+    if any(row.code not in {-15, -6} and row.rank not in told for row in rows):
+        return False
+    return bool(rows or (told - {None, *ranks}))
+
+
+def _of(job: Job, timeout: Timeout, group: str) -> bool:
+    """Tell whether a timeout happened in a group: a line of the same rank that names group and number says so."""
+    if len(job.counts) == 1:
+        return True
+    for event in job.named["group_status"]:
+        of = event.values.get("guid") or event.values.get("short") or "0"
+        if of == group and event.number("w") == timeout.sequence and event.origin.rank == timeout.rank:
+            return True
+    return False
+
+
+def _tasks_out_of_memory(job: Job) -> list[int]:
+    """Return the tasks that srun calls out of memory, where it started the ranks itself."""
+    if job.exits or job.named["elastic_failed"] or job.named["launcher_kill"]:
+        return []
+    ranks: list[int] = []
+    for event in job.named["slurm_task"]:
+        if event.values["what"].startswith("Out Of Memory"):
+            for part in event.values["tasks"].split(","):
+                first, _, last = part.partition("-")
+                ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def _with_setting(job: Job, verdict: Verdict) -> Verdict:
+    """Add that a timeout which somebody has set was not the one that fired."""
+    limits = sorted({timeout.limit_ms // 1000 for timeout in job.timeouts if timeout.limit_ms})
+    for event in job.named["timeout_set"]:
+        wanted = event.number("v")
+        if limits and wanted is not None and not {wanted, wanted / 1000} & set(limits):
+            text = (
+                f"the timeout that fired is {limits[0]} s, so {event.values['name']}={wanted} did not reach this"
+                " process group: pass timeout= to init_process_group and to each new_group"
+            )
+            return replace(verdict, advice=(*verdict.advice, text))
+    return verdict
+
+
+def _missing(
+    job: Job, absent: Sequence[int], waiting: Sequence[Timeout], events: Sequence[Event], sure: Confidence, how: str
+) -> Verdict:
+    """Return the verdict about ranks that did not come to a collective."""
+    if list(absent) == [0] and _barrier(job):
+        others = name(t.rank for t in waiting if t.rank is not None)
+        summary = f"Rank 0 worked alone while {others} waited for it in a barrier, for longer than the timeout."
+        return verdict_of("rank0_work", [0], "likely", summary, events)
+    victims = name(t.rank for t in waiting if t.rank is not None and t.rank not in absent)
+    summary = f"{name(absent).capitalize()} {how}; {victims} waited for it, and only report it."
+    needs = [f"the stack (py-spy dump) or the flight-recorder dump of {name(absent)}"]
+    return verdict_of("missing_rank", absent, sure, summary, events, needs=needs)
+
+
+def _barrier(job: Job) -> bool:
+    """A barrier of NCCL is an all_reduce of one element."""
+    stack = any(event.values.get("function") == "barrier" for event in job.named["collective_frame"])
+    return stack or any(t.operation in {"ALLREDUCE", "BARRIER"} and t.sizes == (1, 1) for t in job.timeouts)
+
+
+def _watchdog(job: Job, row: Exit, timed_out: set[int | None]) -> bool:
+    return row.rank in timed_out or bool(job.named["thread_ended"]) or bool(job.named["heartbeat"])
+
+
+def _before(one: Event, other: Event) -> bool | None:
+    """Tell whether one event came before another; None where the input cannot tell."""
+    if one.file == other.file:
+        return one.line < other.line
+    if one.clock is not None and other.clock is not None and abs(one.clock - other.clock) > 1:
+        return one.clock < other.clock
+    return None
+
+
+def _earliest(failures: Sequence[tuple[str, int | None, Event]]) -> tuple[str, int | None, Event]:
+    first = failures[0]
+    for _, later in pairwise(failures):
+        if _before(later[2], first[2]) is True:
+            first = later
+    return first
+
+
+def _named_ranks(event: Event) -> list[int]:
+    """Return the ranks that a message itself calls missing."""
+    return [int(part) for part in re.findall(r"\d+", event.values.get("missing", ""))]
+
+
+def _only_failed(job: Job) -> int | None:
+    """Return the rank of the one row of the table that is nobody's consequence."""
+    rows = [row for row in job.exits if row.code not in {-15}]
+    begin = min((row.event.clock or 0.0 for row in rows), default=0.0)
+    first = [row.rank for row in rows if (row.event.clock or 0.0) - begin < 1]
+    return first[0] if len(first) == 1 else None
+
+
+def _one(rank: int | None) -> list[int]:
+    return [] if rank is None else [rank]
+
+
+def _phase(event: Event) -> str:
+    functions = event.values.get("functions", "").split()
+    for word, phase in (
+        ("backward", "backward"),
+        ("save", "checkpoint"),
+        ("_next_data", "data"),
+        ("step", "optim"),
+        ("forward", "forward"),
+        ("init_process_group", "init"),
+    ):
+        if any(word in function for function in functions):
+            return phase
+    return ""

@@ -1,0 +1,572 @@
+# ruff: noqa: E501 (lines of logs are as long as they are)
+"""Logs written from the formats that torch, NCCL, gloo, torchelastic, Slurm and the kernel print, each with its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log; `kind` and `ranks` are right, `also` are other kinds that the log supports as well."""
+
+    name: str
+    kind: str
+    ranks: tuple[int, ...] | None
+    log: str
+    also: tuple[str, ...] = ()
+
+
+def watchdog(
+    rank: int,
+    seq: int,
+    operation: str = "ALLREDUCE",
+    size: int | str = 4096,
+    *,
+    torch: str = "2.7",
+    out: int | None = None,
+) -> str:
+    """Return what a rank's watchdog prints at a timeout of 600 s, in the words of a release."""
+    sizes = f", NumelIn={size}, NumelOut={out or size}"
+    if torch == "1.9":
+        work, prefix, number = "", "[E ProcessGroupNCCL.cpp:566]", ""
+        sizes = ""
+    elif torch == "2.1":
+        work, prefix, number = "", "[E ProcessGroupNCCL.cpp:474]", f"SeqNum={seq}, "
+    elif torch == "2.4":
+        prefix, number = (
+            f"[rank{rank}]:[E1206 18:44:12.71529{rank % 10}746 ProcessGroupNCCL.cpp:607]",
+            f"SeqNum={seq}, ",
+        )
+        work = (
+            f"{prefix} [PG 0 (default_pg) Rank {rank}] Exception (either an error or timeout) detected by watchdog at work:"
+            f" {seq}, last enqueued NCCL work: {seq}, last completed NCCL work: {seq - 1}.\n"
+        )
+    else:
+        prefix, number = (
+            f"[rank{rank}]:[E1127 21:59:32.20928{rank % 10}984 ProcessGroupNCCL.cpp:689]",
+            f"SeqNum={seq}, ",
+        )
+        work = (
+            f"{prefix} [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work sequence id: {seq}"
+            f" PG status: last enqueued work: {seq}, last completed work: {seq - 1}\n"
+        )
+    return (
+        f"{prefix} [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL({number}OpType={operation}{sizes},"
+        f" Timeout(ms)=600000) ran for 60007{rank % 10} milliseconds before timing out.\n{work}"
+    )
+
+
+def behind(rank: int, enqueued: int, source: int) -> str:
+    """Return what a rank prints that another one asked for a dump."""
+    return (
+        f"[rank{rank}]:[E1127 21:59:38.315478114 ProcessGroupNCCL.cpp:1914] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received"
+        f" a dump signal due to a collective timeout from  rank {source} and we will try our best to dump the debug info. Last"
+        f" enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely caused by incorrect usages\n"
+    )
+
+
+def raised(rank: int | None, error: str, frame: str = "train.py", prefix: str | None = None) -> str:
+    """Return the traceback of a rank; without a rank, one without prefix."""
+    p = prefix if prefix is not None else "" if rank is None else f"[rank{rank}]: "
+    return (
+        f'{p}Traceback (most recent call last):\n{p}  File "/home/user/proj/{frame}", line 41, in main\n{p}    step(batch)\n'
+        f"{p}{error}\n"
+    )
+
+
+def table(*rows: tuple[int, int, str], host: str = "n1") -> str:
+    """Return torchelastic's table; the last row is the one that it calls the root cause. A row: rank, exit code, time."""
+    text = "=" * 60 + "\ntrain.py FAILED\n" + "-" * 60 + "\nFailures:\n"
+    for number, (rank, code, time) in enumerate(rows):
+        if number == len(rows) - 1:
+            text += (
+                ("  <NO_OTHER_FAILURES>\n" if len(rows) == 1 else "")
+                + "-" * 60
+                + "\nRoot Cause (first observed failure):\n"
+            )
+        text += (
+            f"[{number}]:\n  time      : 2026-11-27_{time}\n  host      : {host}\n  rank      : {rank} (local_rank: {rank % 8})\n"
+            f"  exitcode  : {code} (pid: {1000 + rank})\n  error_file: <N/A>\n"
+            f"  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
+        )
+    return text + "=" * 60 + "\n"
+
+
+def lost(rank: int) -> str:
+    """Return the traceback of a rank whose gloo peer has gone."""
+    return raised(
+        rank,
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3",
+    )
+
+
+T, L = "21:08:34", "21:08:40"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
+BUS = "RuntimeError: DataLoader worker (pid 414) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+SLURM = "slurmstepd: error: *** JOB 5123 ON n1 CANCELLED AT 2026-11-27T22:00:00"
+XID = "[12345.678] NVRM: Xid (PCI:0000:3b:00): {}, pid=1234, name=python"
+ABORTED = "[rank0]: RuntimeError: NCCL communicator was aborted on rank 0."
+UNIQUE = "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout"
+WARN = "n1:4321:4400 [0] misc/socket.cc:484 NCCL WARN "
+CASES: tuple[Case, ...] = (
+    Case("raise", "rank_exception", (1,), raised(1, "ValueError: bad label") + table((0, -15, T), (1, 1, T))),
+    Case(
+        "raise-then-timeouts", "rank_exception", (2,), raised(2, "KeyError: 'image'") + watchdog(0, 9) + watchdog(1, 9)
+    ),
+    Case(
+        "raise-victims-first", "rank_exception", (3,), lost(2) + lost(0) + raised(3, "IndexError: list index") + lost(1)
+    ),
+    Case(
+        "raise-srun",
+        "rank_exception",
+        (5,),
+        raised(5, "ZeroDivisionError: division by zero", prefix="5: ")
+        + "srun: error: n1: task 5: Exited with exit code 1\n",
+    ),
+    Case(
+        "raise-default",
+        "rank_exception",
+        (1,),
+        raised(1, "RuntimeError: boom", prefix="[default1]:") + table((0, -15, T), (1, 1, T)),
+    ),
+    Case(
+        "raise-ansi",
+        "rank_exception",
+        (1,),
+        "\x1b[31m" + raised(1, "RuntimeError: boom") + "\x1b[0m" + table((0, -15, T), (1, 1, T)),
+    ),
+    Case("raise-custom", "rank_exception", (0,), raised(0, "mypkg.errors.BadShard: shard 7") + lost(1)),
+    Case("oom", "cuda_oom", (3,), raised(3, OOM) + watchdog(0, 100) + watchdog(1, 100) + watchdog(2, 100)),
+    Case(
+        "oom-old",
+        "cuda_oom",
+        (1,),
+        raised(1, "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", prefix="1: ")
+        + "srun: error: n1: task 1: Exited with exit code 1\n",
+    ),
+    Case("oom-cloudwatch", "cuda_oom", (2,), raised(2, OOM, prefix="2026-02-18T10:48:25.681Z [rank2]: ") + lost(0)),
+    Case(
+        "host-oom",
+        "host_oom_kill",
+        None,
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.\n",
+    ),
+    Case(
+        "host-oom-task",
+        "host_oom_kill",
+        (3,),
+        "srun: error: n1: task 3: Out Of Memory\nslurmstepd: error: Detected 1 oom_kill event in StepId=9.0. Some of the step tasks have been OOM Killed.\n",
+    ),
+    Case(
+        "host-oom-row",
+        "host_oom_kill",
+        (1,),
+        "[9912.1] Out of memory: Killed process 1001 (python) total-vm:99999kB\n" + table((0, -15, T), (1, -9, T)),
+    ),
+    Case("killed", "rank_killed", (1,), table((0, -15, T), (1, -9, T))),
+    Case("segfault", "rank_killed", (2,), lost(0) + lost(1) + table((0, 1, T), (1, 1, T), (2, -11, T))),
+    Case("killed-agent-kill-later", "rank_killed", (2,), table((0, -9, "21:09:10"), (1, -15, T), (2, -11, T))),
+    Case("killed-two-nodes", "rank_killed", (9,), table((9, -9, T), host="n2") + table((0, 1, L), host="n1")),
+    Case(
+        "worker-killed",
+        "dataloader_worker_died",
+        (1,),
+        raised(1, "RuntimeError: DataLoader worker (pid 414) is killed by signal: Killed. "),
+    ),
+    Case(
+        "worker-exited",
+        "dataloader_worker_died",
+        (0,),
+        raised(0, "RuntimeError: DataLoader worker (pid(s) 414, 415) exited unexpectedly") + lost(1),
+    ),
+    Case(
+        "loader-timeout",
+        "dataloader_stalled",
+        (1,),
+        raised(1, "RuntimeError: DataLoader timed out after 60 seconds") + watchdog(0, 8),
+    ),
+    Case(
+        "loader-timeout-0",
+        "dataloader_stalled",
+        (0,),
+        raised(0, "RuntimeError: DataLoader timed out after 120 seconds") + lost(1),
+    ),
+    Case("shm", "shm_exhausted", (0,), raised(0, BUS)),
+    Case(
+        "shm-nccl",
+        "shm_exhausted",
+        None,
+        WARN.replace("socket.cc:484", "shmutils.cc:72")
+        + "Error: failed to extend /dev/shm/nccl-abc to 9637892 bytes, error: No space left on device (28)\n",
+    ),
+    Case("fds", "fd_exhausted", (1,), raised(1, "OSError: [Errno 24] Too many open files: '/data/7.npy'")),
+    Case("ancdata", "fd_exhausted", (0,), raised(0, "RuntimeError: received 0 items of ancdata") + lost(1)),
+    Case(
+        "rank0-barrier", "rank0_work", (0,), watchdog(1, 77, size=1) + watchdog(2, 77, size=1) + watchdog(3, 77, size=1)
+    ),
+    Case(
+        "rank0-barrier-behind", "rank0_work", (0,), watchdog(1, 77, size=1) + watchdog(2, 77, size=1) + behind(0, 76, 1)
+    ),
+    Case(
+        "rank0-barrier-2.4",
+        "rank0_work",
+        (0,),
+        "".join(watchdog(r, 12, size=1, torch="2.4") for r in (1, 2, 3, 4, 5, 6, 7)),
+    ),
+    Case("missing", "missing_rank", (2,), watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0) + watchdog(3, 55)),
+    Case(
+        "missing-gather",
+        "missing_rank",
+        (3,),
+        "".join(watchdog(r, 55, "_ALLGATHER_BASE", 100, out=400) for r in (0, 1, 2)),
+    ),
+    Case(
+        "missing-monitored",
+        "missing_rank",
+        (4, 5),
+        "[E ProcessGroupGloo.cpp:136] [Rank 0]: Ranks 4, 5 failed to pass monitoredBarrier in 2000000 ms\n",
+    ),
+    Case("missing-old", "missing_rank", (1,), "".join(watchdog(r, 9, torch="2.1") for r in (0, 2, 3))),
+    Case("missing-left-0", "missing_rank", (1,), lost(2) + lost(0) + table((0, 1, T), (2, 1, T))),
+    Case(
+        "missing-wrapped",
+        "missing_rank",
+        (1,),
+        (watchdog(0, 55) + watchdog(2, 55)).replace("before timing", "before\ntiming") + behind(1, 54, 0),
+    ),
+    Case("subset", "subset_collective", (0,), watchdog(0, 41) + behind(1, 60, 0) + behind(2, 60, 0) + behind(3, 60, 0)),
+    Case(
+        "subset-3", "subset_collective", (3,), watchdog(3, 41) + behind(0, 44, 3) + behind(1, 44, 3) + behind(2, 44, 3)
+    ),
+    Case("mismatch-op", "mismatched_collectives", None, watchdog(0, 6) + watchdog(1, 6, "BROADCAST")),
+    Case(
+        "mismatch-detail",
+        "mismatched_collectives",
+        None,
+        raised(
+            1,
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=21, OpType=BROADCAST, TensorShape=[1]), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=0OpType=REDUCE).",
+        ),
+    ),
+    Case(
+        "mismatch-odd",
+        "mismatched_collectives",
+        (2,),
+        watchdog(0, 6) + watchdog(1, 6) + watchdog(2, 6, size=64) + watchdog(3, 6),
+    ),
+    Case(
+        "uneven",
+        "uneven_inputs",
+        None,
+        raised(0, "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks."),
+    ),
+    Case(
+        "uneven-1",
+        "uneven_inputs",
+        None,
+        raised(1, "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.")
+        + raised(0, "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks."),
+    ),
+    Case(
+        "divergent",
+        "divergent_control_flow",
+        (1,),
+        raised(1, "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.")
+        + lost(0),
+    ),
+    Case("divergent-numbers", "divergent_control_flow", None, watchdog(0, 30) + watchdog(1, 33, "BROADCAST", 7)),
+    Case(
+        "straggler",
+        "straggler",
+        (2,),
+        watchdog(0, 30) + watchdog(1, 30) + watchdog(2, 30).replace("600072", "200000").replace("600000", "200000"),
+    ),
+    Case(
+        "straggler-late",
+        "straggler",
+        (1,),
+        watchdog(0, 30) + watchdog(1, 30).replace("21:59:32", "22:08:32") + watchdog(2, 30),
+    ),
+    Case(
+        "net-connect",
+        "network_unreachable",
+        None,
+        WARN + "Connect to 10.0.0.2<43210> failed : No route to host\n" + ABORTED + "\n",
+    ),
+    Case(
+        "net-ib",
+        "network_unreachable",
+        None,
+        WARN
+        + "NET/IB : Got completion from peer 10.1.0.2<4791> with error 12, opcode 1, len 0, vendor err 129\n"
+        + watchdog(0, 9)
+        + watchdog(1, 9),
+    ),
+    Case("net-config", "network_misconfig", None, WARN + "Bootstrap : no socket interface found\n"),
+    Case(
+        "net-gai",
+        "network_misconfig",
+        None,
+        "[W socket.cpp:464] [c10d] The server socket cannot be retrieved (gai error: -2 - Name or service not known)\n",
+        also=("rendezvous_failed",),
+    ),
+    Case("p2p", "peer_to_peer", None, WARN + "Cuda failure 'peer access is not supported between these two devices'\n"),
+    Case("p2p-first", "peer_to_peer", None, "World size: 2\n" + watchdog(0, 1) + watchdog(1, 1)),
+    Case(
+        "rdzv",
+        "rendezvous_failed",
+        None,
+        raised(
+            None,
+            "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
+        ),
+    ),
+    Case(
+        "rdzv-client",
+        "rendezvous_failed",
+        None,
+        raised(
+            1, "TimeoutError: The client socket has timed out after 300s while trying to connect to (10.0.0.1, 29500)."
+        ),
+    ),
+    Case("rdzv-id", "rendezvous_failed", None, raised(1, UNIQUE), also=("missing_rank",)),
+    Case(
+        "port",
+        "port_in_use",
+        None,
+        raised(
+            None,
+            "RuntimeError: The server socket has failed to listen on any local network address. The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+        ),
+    ),
+    Case(
+        "port-eaddr",
+        "port_in_use",
+        (0,),
+        raised(
+            0,
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: true, code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+    ),
+    Case(
+        "launcher",
+        "launcher_misconfig",
+        None,
+        raised(
+            None,
+            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set",
+        ),
+    ),
+    Case(
+        "launcher-init",
+        "launcher_misconfig",
+        (0,),
+        raised(
+            0,
+            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
+        ),
+    ),
+    Case(
+        "device",
+        "device_mapping",
+        (0, 1),
+        WARN + "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000\n",
+    ),
+    Case(
+        "device-ordinal",
+        "device_mapping",
+        (3,),
+        raised(3, "RuntimeError: CUDA error: invalid device ordinal") + table((0, -15, T), (3, 1, T)),
+    ),
+    Case(
+        "ecc",
+        "hardware_fault",
+        (2,),
+        raised(2, "RuntimeError: CUDA error: uncorrectable ECC error encountered") + watchdog(0, 9),
+    ),
+    Case("xid", "hardware_fault", None, XID.format(79) + "\n" + watchdog(0, 9) + watchdog(1, 9)),
+    Case(
+        "preempted",
+        "preempted",
+        None,
+        "step 100\n"
+        + SLURM
+        + " DUE TO PREEMPTION ***\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n",
+    ),
+    Case("preempted-victims", "preempted", None, SLURM + " DUE TO PREEMPTION ***\n" + lost(0)),
+    Case("time-limit", "time_limit", None, "step 100\n" + SLURM + " DUE TO TIME LIMIT ***\n"),
+    Case(
+        "time-limit-hang",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0) + SLURM + " DUE TO TIME LIMIT ***\n",
+    ),
+    Case(
+        "time-limit-2",
+        "time_limit",
+        None,
+        SLURM
+        + " DUE TO TIME LIMIT ***\n"
+        + raised(1, "RuntimeError: [../gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:3"),
+    ),
+    Case("node", "node_failure", None, SLURM + " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"),
+    Case(
+        "node-victims",
+        "node_failure",
+        None,
+        watchdog(0, 9) + watchdog(1, 9) + SLURM.replace("JOB", "STEP") + " DUE TO NODE FAILURE ***\n",
+    ),
+    Case(
+        "store",
+        "store_lost",
+        None,
+        "[rank1]:[W1127 21:21:05.371645547 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=52, addr=[n2]:32932, remote=[n1]:44741): Failed to recv, got 0 bytes.\n",
+        also=("missing_rank",),
+    ),
+    Case(
+        "store-2",
+        "store_lost",
+        None,
+        "".join(
+            f'[rank{r}]:[W1127 21:21:05.371645547 ProcessGroupNCCL.cpp:1826] [PG ID 0 PG GUID 0(default_pg) Rank {r}] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early)\n'
+            for r in (0, 1)
+        ),
+    ),
+    Case(
+        "checkpoint",
+        "checkpoint_failed",
+        (0,),
+        raised(0, "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"),
+    ),
+    Case(
+        "checkpoint-full",
+        "checkpoint_failed",
+        (0,),
+        raised(0, "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 4352 vs 4246"),
+    ),
+    Case("nan", "nonfinite_loss", (1,), raised(1, "FloatingPointError: Loss became infinite or NaN at iteration=12")),
+    Case("nan-2", "nonfinite_loss", (0,), raised(0, "ValueError: loss is nan, stopping training")),
+    Case(
+        "heartbeat",
+        "watchdog_false_positive",
+        (1,),
+        "[rank1]:[F1127 21:59:32.209283984 ProcessGroupNCCL.cpp:1554] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n",
+    ),
+    Case(
+        "heartbeat-old",
+        "watchdog_false_positive",
+        (0,),
+        "[rank0]:[E ProcessGroupNCCL.cpp:1182] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=103\n",
+    ),
+    Case(
+        "heartbeat-consequence",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55)
+        + watchdog(1, 55)
+        + behind(2, 54, 0)
+        + "[rank2]:[F1127 22:07:32.209283984 ProcessGroupNCCL.cpp:1554] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n",
+    ),
+    Case(
+        "benign",
+        "benign",
+        None,
+        "step 100 loss 0.1\nTraining finished\n[rank0]:[W1127 21:09:26.593044720 ProcessGroupNCCL.cpp:1575] Warning: WARNING: destroy_process_group() was not called before program exit\n",
+    ),
+    Case(
+        "benign-2",
+        "benign",
+        None,
+        "using GPU 0 to perform barrier as devices used by this process are currently unknown.\nTraining is done.\n",
+    ),
+    Case("unknown-victim", "unknown", None, watchdog(3, 55)),
+    Case("unknown-victim-old", "unknown", None, watchdog(3, 55, torch="1.9")),
+    Case("unknown-all", "unknown", None, "World size: 2\n" + watchdog(0, 55) + watchdog(1, 55)),
+    Case("unknown-nothing", "unknown", None, "step 1\nstep 2\n"),
+    Case(
+        "rank0-bar",
+        "rank0_work",
+        (0,),
+        "Running tokenizer on dataset:  47%|####  | 3169/6811 [10:02<11:27, 1578.58 examples/s]"
+        + raised(None, UNIQUE).replace("Socket Timeout", "Socket Timeout\n"),
+    ),
+    Case(
+        "rank0-first",
+        "rank0_work",
+        (0,),
+        raised(None, UNIQUE).replace("in main\n", "in main_process_first\n"),
+    ),
+    Case("pbs-walltime", "time_limit", None, "step 9\n=>> PBS: job killed: walltime 86415 exceeded limit 86400\n"),
+    Case("pbs-mem", "host_oom_kill", None, "=>> PBS: job killed: mem 33560316kb exceeded limit 33554432kb\n"),
+    Case(
+        "pbs-node",
+        "node_failure",
+        None,
+        "=>> PBS: job killed: node 1 (n2) requested job terminate, 'EOF' (code 1099) - received SISTER_EOF attempting to communicate with sister MOM's\n",
+    ),
+    Case(
+        "host-oom-tasks",
+        "host_oom_kill",
+        (1, 2, 3, 6),
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0. Some of the step tasks have been OOM Killed.\nsrun: error: n1: tasks 1-3,6: Out Of Memory\n",
+    ),
+    Case(
+        "rdzv-connect",
+        "rendezvous_failed",
+        None,
+        raised(None, "RuntimeError: connect() timed out. Original timeout was 60000 ms."),
+    ),
+    Case(
+        "gloo-mesh",
+        "network_misconfig",
+        None,
+        raised(None, "RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"),
+    ),
+    Case(
+        "ecc-old",
+        "hardware_fault",
+        (1,),
+        "[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered\n",
+    ),
+    Case(
+        "heartbeat-wrapped",
+        "watchdog_false_positive",
+        (6,),
+        "[rank6]:[E429 13:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] ProcessGroupNCCL'\ns watchdog got stuck for 480 seconds without making progress\n",
+    ),
+    Case(
+        "uneven-finished",
+        "uneven_inputs",
+        (1,),
+        "[rank1]: Training finished after 99 steps\n" + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case(
+        "sub-groups",
+        "unknown",
+        None,
+        (watchdog(4, 57) + watchdog(6, 216))
+        .replace("[PG ID 0 PG GUID 0(default_pg) Rank 4]", "[PG ID 11 PG GUID 112 Rank 0]")
+        .replace("[PG ID 0 PG GUID 0(default_pg) Rank 6]", "[PG ID 11 PG GUID 119 Rank 1]")
+        .replace("[Rank 4]", "[Rank 0]")
+        .replace("[Rank 6]", "[Rank 1]"),
+    ),
+    Case(
+        "heartbeat-several",
+        "unknown",
+        None,
+        "".join(
+            f"[rank{rank}]:[E419 10:53:25.421620797 ProcessGroupNCCL.cpp:1484] [PG ID 2 PG GUID 9 Rank {rank}] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
+            for rank in (2, 4)
+        ),
+    ),
+    Case(
+        "rank0-flat",
+        "rank0_work",
+        (0,),
+        "Running tokenizer on dataset: 47%|### | 3169/6811 [30:11<38:27, 1578.58 examples/s]Traceback (most recent call last):\n"
+        'File "/home/user/proj/train.py", line 94, in\nmain()\nFile "/home/user/proj/data.py", line 5, in main\nbarrier()\n'
+        + UNIQUE
+        + "\n",
+    ),
+)

@@ -1,0 +1,148 @@
+"""`ddp-scaffold explain`: look-alike logs, what wraps and compresses them, hostile input, and the command itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lookalikes import CASES, Case, behind, raised, watchdog
+from table import outcome
+
+from ddp_scaffold._errors import UsageError
+from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, words
+from ddp_scaffold.explain.explain import explain
+from ddp_scaffold.explain.explanation import Verdict
+from ddp_scaffold.explain.kinds import ADVICE
+
+MISSING = watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0)
+ENDLESS = 500_000_000
+PEAK = (
+    "import resource, sys; from ddp_scaffold.explain.explain import explain;"
+    " print(explain([sys.argv[1]])[0].verdict.first_ranks);"
+    " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+)
+TEMPLATES = Path(__file__).parents[2] / "templates"
+
+
+def verdict(path: Path) -> Verdict:
+    return explain([str(path)])[0].verdict
+
+
+def command(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddp_scaffold", "explain", *args], input=text, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_look_alikes_come_out_right(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(case.log)
+    found = verdict(tmp_path / "job.out")
+    assert outcome(case, found) == "right", found
+
+
+def test_each_kind_stands_twice_among_the_look_alikes() -> None:
+    assert {kind for kind in ADVICE if sum(case.kind == kind for case in CASES) < 2} == set()
+
+
+def test_every_marker_is_found_by_the_first_search() -> None:
+    found = [word.decode() for word in words()]
+    for item in (*RECOGNISERS, *SIGNS):
+        for word in item.words:
+            bare = "".join(mark for mark in word if not mark.isdigit())
+            assert any(marker in bare for marker in found), word
+
+
+@pytest.mark.parametrize("ending", ["", "\r\n", "gzip", "folder", "noise", "latin"])
+def test_the_answer_does_not_depend_on_how_the_log_came(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.out"
+    noise = "".join(f"step {step} loss {step / 7}\n" for step in range(60_000))
+    if ending == "gzip":
+        path = tmp_path / "job.out.gz"
+        path.write_bytes(gzip.compress(MISSING.encode()))
+    elif ending == "folder":
+        path = tmp_path / "logs"
+        path.mkdir()
+        for rank in range(3):
+            lines = [line for line in MISSING.splitlines() if f"[rank{rank}]" in line]
+            (path / f"rank_{rank}.log").write_text("\n".join(lines))
+        os.mkfifo(path / "pipe")
+    else:
+        begin = b"\xff\xfe broken\n" if ending == "latin" else noise.encode() if ending == "noise" else b""
+        path.write_bytes(begin + MISSING.replace("\n", ending if ending == "\r\n" else "\n").encode())
+    found = verdict(path)
+    assert (found.kind, found.first_ranks, found.confidence) == ("missing_rank", (2,), "certain")
+    if ending == "noise":
+        assert found.evidence[0].line == 60_005
+        assert "Received a dump signal" in found.evidence[0].text
+
+
+def test_a_tail_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    packed = gzip.compress(os.urandom(2_000_000).hex().encode() + b"\n" + MISSING.encode())
+    (tmp_path / "job.gz").write_bytes(packed[: len(packed) // 2])
+    assert verdict(tmp_path / "job.gz").kind == "unknown"
+
+
+def test_one_line_without_end_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """The peak of a fresh process on 500 MB without a newline, against that on a short line: the rest is the same."""
+    short, endless = tmp_path / "short.out", tmp_path / "endless.out"
+    short.write_text("x\n" + MISSING)
+    with endless.open("wb") as file:
+        file.truncate(ENDLESS)  # sparse: zeros that take no room on the disk
+        file.seek(ENDLESS)
+        file.write(b"\n" + MISSING.encode())
+    peaks = {}
+    for path in (short, endless):
+        done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True)
+        ranks, kilobytes = done.stdout.split("\n")[:2]
+        assert ranks == "(2,)"
+        peaks[path] = int(kilobytes)
+    assert peaks[endless] - peaks[short] < ENDLESS // 1024 // 4, peaks
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, word in ((tmp_path / "pipe", "a FIFO"), (Path("/dev/zero"), "a device"), (tmp_path / "none", "no file")):
+        with pytest.raises(UsageError, match=word):
+            explain([str(path)])
+    done = command(str(tmp_path / "pipe"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(raised(1, "ValueError: bad \x1b]0;title\x07\x1b[2J\u202elabel\x9b31m"))
+    done = command(str(tmp_path / "job.out"))
+    assert "ValueError: bad label31m" in done.stdout
+    assert not {"\x1b", "\x07", "\u202e", "\x9b"} & set(done.stdout)
+
+
+def test_json_and_stdin() -> None:
+    done = command("-", "--json", text=MISSING)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["version"]) == (0, 1)
+    assert set(answer["verdict"]) == {
+        *("kind", "first_ranks", "phase", "confidence", "summary", "evidence", "advice", "needs")
+    }
+    assert answer["verdict"]["first_ranks"] == [2]
+    assert [row["role"] for row in answer["ranks"]] == ["victim", "victim", "culprit"]
+    assert {span["rank"] for span in answer["timeline"]} == {0, 1}
+
+
+def test_advice_is_that_of_a_generated_project() -> None:
+    """Where both know a kind and no setting of the project takes part, they say the same."""
+    (path,) = TEMPLATES.glob("project/**/ddp/kinds.py")
+    text = path.read_text()
+    for kind in (
+        *("cuda_oom", "nonfinite_loss", "mismatched_collectives", "dataloader_worker_died", "shm_exhausted"),
+        *("fd_exhausted", "hardware_fault", "store_lost", "network_unreachable"),
+    ):
+        assert f'"{ADVICE[kind]}"' in text, kind

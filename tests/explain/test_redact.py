@@ -1,0 +1,98 @@
+"""What `redact` takes out, what it leaves, and that it neither follows links nor overwrites."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_scaffold._errors import UsageError
+from ddp_scaffold.explain.explain import explain
+from ddp_scaffold.explain.redact import redact
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lookalikes import CASES, Case
+
+PRIVATE = """\
+host      : gpu-a07.cs.uni-x.edu
+gpu-a07:123:456 [0] NCCL INFO Bootstrap : Using eth0:172.16.4.9<0>
+File "/home/jsmith/secret-project/train.py", line 88, in step
+File "/home/jsmith/env/lib/python3.11/site-packages/torch/nn/module.py", line 12, in forward
+WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567 HF_TOKEN='hf_abcdefghijklmnopqrstuvwxyz' DB_PASSWORD=hunter22
+Authorization: Bearer abcdefghijkl.mnop-qrst AKIAABCDEFGHIJKLMNOP ghp_abcdefghijklmnopqrstuvwxyz0123456789
+eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def j.smith@uni-x.edu https://jsmith:pw12@git.uni-x.edu/x
+link 3c:ec:ef:12:34:56 via fe80::3eec:efff:fe12:3456 and 172.16.4.10, not 127.0.0.1
+jsmith at gpu-a07 waits
+"""
+SECRETS = (
+    r"gpu-a07|uni-x|jsmith|j\.smith|172\.16|3c:ec|fe80|hunter22|0123456789abcdef|hf_abc|AKIA|ghp_|eyJ|abcdefghijkl|pw12"
+    r"|secret-project"
+)
+KEPT = (
+    "[rank6]:[E805 12:12:42.510 ProcessGroupNCCL.cpp:632] [Rank 6] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=16172, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds "
+    "before timing out.\nTime 2024-05-06_07:08:09 epoch 12: loss=0.3 [30:09<33:25, 1.2it/s] max_tokens=4096\n"
+)
+
+
+def test_all_that_is_private_goes(tmp_path: Path) -> None:
+    (tmp_path / "job-gpu-a07.log").write_text(PRIVATE)
+    (copy,) = redact([str(tmp_path / "job-gpu-a07.log")], tmp_path / "copy")
+    text = copy.read_text()
+    assert not re.search(SECRETS, str(copy.relative_to(tmp_path)) + text), text
+    assert '/train.py", line 88' in text
+    assert '/site-packages/torch/nn/module.py", line 12' in text
+    assert "127.0.0.1" in text
+
+
+def test_what_a_verdict_stands_on_stays(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(KEPT.encode() + b"\xff\xfe broken\n")
+    (copy,) = redact([str(tmp_path / "a.log")], tmp_path / "copy")
+    assert copy.read_bytes() == KEPT.encode() + b"\xff\xfe broken\n"
+
+
+def test_one_host_has_one_name_in_all_files(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank0.log").write_text("late news of n17 and n18\n")
+    (logs / "rank1.log").write_text("heartbeat rank=1 host=n17 phase=train\nheartbeat rank=2 host=n18 phase=train\n")
+    texts = [[copy.read_text() for copy in redact([str(logs)], tmp_path / name)] for name in ("one", "two")]
+    assert texts[0] == texts[1]
+    assert texts[0][0] == "late news of host-1 and host-2\n"
+    assert "host=host-1 phase" in texts[0][1]
+
+
+def test_links_and_fifos_are_left_out(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "outside").write_text("private\n")
+    (logs / "link.log").symlink_to(tmp_path / "outside")
+    os.mkfifo(logs / "fifo.log")
+    (logs / "dump").write_bytes(b"\x80\x02\0")
+    (logs / "a.log").write_text("x\n")
+    assert [copy.name for copy in redact([str(logs)], tmp_path / "copy")] == ["a.log"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("x\n")
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(UsageError, match="exists already"):
+        redact([str(tmp_path / "a.log")], tmp_path / "copy")
+    with pytest.raises(UsageError, match="no text file"):
+        redact([str(tmp_path / "none.log")], tmp_path / "new")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_copy_has_the_same_verdict(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(case.log)
+    (copy,) = redact([str(tmp_path / "job.log")], tmp_path / "copy")
+    one, other = (explain([str(path)])[0].verdict for path in (tmp_path / "job.log", copy))
+    assert (one.kind, one.first_ranks, one.phase, one.confidence) == (
+        other.kind,
+        other.first_ranks,
+        other.phase,
+        other.confidence,
+    )

@@ -98,8 +98,8 @@ def _of_rank(sandbox: Sandbox, env: dict[str, str], cpus: int, partition: str) -
     yield from _plugin(sandbox, env, promised)
     order = ",".join(map(str, preset.gpu_order.value)) if preset.gpu_order else ""
     devices = env.get("CUDA_VISIBLE_DEVICES") or env.get("ROCR_VISIBLE_DEVICES") or ""
-    if order and "," in devices and devices != order:
-        yield f"the GPUs are {devices}, not {order}"
+    if order and devices != order and not devices.isdigit():  # a single one is the scheduler's choice
+        yield f"the GPUs are {devices or 'in no order'}, not {order}"
 
 
 def _plugin(sandbox: Sandbox, env: dict[str, str], promised: dict[str, str]) -> Iterator[str]:

@@ -19,9 +19,9 @@ SITES = {
     ),
     # The module that the preset loads for it: the source of modules there.
     "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
-    # The source of library_paths in the preset: TCPX is there.
-    # Also inside the container: GoogleCloudPlatform/cluster-toolkit examples/machine-learning/a3-ultragpu-8g.
+    # gIB's directory, also inside the container: the source of env_scripts and container in the preset.
     "gcp-a3-ultra": Site(frozenset(), plugin_from="/usr/local/gib/lib64"),
+    # The source of library_paths in the preset: TCPX is there.
     "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
 }
 

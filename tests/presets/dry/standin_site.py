@@ -160,7 +160,7 @@ def container(name: str, words: list[str]) -> int:
     elif name == "shifter":
         named = [option.removeprefix("--env=") for option in given if option.startswith("--env=")]
         env = {**host, **image, **dict(item.split("=", 1) for item in named)}
-        plugin = any("nccl-plugin" in option for option in given)
+        plugin = any("nccl" in option and "plugin" in option for option in given)
         env["LD_LIBRARY_PATH"] = ":".join([*([SITE["plugin"]] if plugin else []), env.get("LD_LIBRARY_PATH", "")])
     else:
         named = [given[number + 1] for number, option in enumerate(given) if option in ("--env", "-e")]

@@ -86,10 +86,6 @@ FULL = {
     "notes": [fact(NASTY, source=NASTY)],
     "hangs": [fact("hangs at the start")],
     "not_found": ["the purge of scratch"],
-    "commands": fact(["conda activate"]),
-    "uenv": fact({"image": "the-uenv/v1", "view": "the-view"}),
-    "torch_index": fact("https://example.org/whl/rocm0"),
-    "needs": [fact({"what": "python", "by": "module", "name": "the-python"})],
 }
 
 

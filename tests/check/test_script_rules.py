@@ -57,7 +57,7 @@ FORMS = {
     "run.sh": "export {name}='{value}'\ntorchrun train.py\n",
     "prefix.sh": "{name}='{value}' torchrun train.py\n",
     "job.env": "{name}={value}\n",
-    "train.py": 'import os\nos.environ["{name}"] = "{value}"\n',
+    "train.py": 'import os\nos.environ["{name}"] = "{value}"\nmain(DistributedDataParallel)\n',
     "Dockerfile": "FROM pytorch\nENV {name}={value}\n",
     "pod.yaml": 'env:\n  - name: {name}\n    value: "{value}"\n',
 }
@@ -123,6 +123,16 @@ def test_a_variable_that_the_repository_reads_itself_is_no_placebo() -> None:
     assert found_in(run__sh=script, train__py=reader) == []
     writer = 'import os\nos.environ["NCCL_TIMEOUT"] = "600"\n'
     assert [one.rule for one in found_in(run__sh=script, train__py=writer)] == ["DDP553", "DDP553"]
+
+
+def test_a_variable_of_groups_is_not_judged_in_a_file_that_makes_none() -> None:
+    script = 'import os\nimport vllm\nos.environ["NCCL_BLOCKING_WAIT"] = "1"\nvllm.LLM("x").generate("y")\n'
+    assert found_in(infer__py=script) == []
+
+
+def test_the_protocol_that_google_chooses_for_its_network_is_not_judged() -> None:
+    assert [one.rule for one in found_in(a__env="NCCL_PROTO=Simple,LL128\n")] == ["DDP250"]
+    assert found_in(a__env="NCCL_PROTO=Simple,LL128\nNCCL_FASTRAK_CTRL_DEV=eth0\n") == []
 
 
 def project(torch: str) -> str:

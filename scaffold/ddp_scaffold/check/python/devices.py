@@ -75,7 +75,7 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
 
 def loads(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints that every rank loads onto the GPU from which they were saved."""
-    if not context.plain(function.module):
+    if not context.plain(function.module) or _on_cpu(context, function):
         return
     for call in function.calls:
         if call.name != "torch.load" or not call.node.args or len(call.node.args) > 1:
@@ -93,6 +93,13 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f'write `torch.load({shown(call.node.args[0], 40)}, map_location="cpu")`'
         yield Found("DDP209", function.module, call.node, message, fix)
+
+
+def _on_cpu(context: Context, function: Function) -> bool:
+    """Tell whether all groups are of gloo: then nothing was saved on a GPU."""
+    made = context.calls_in_component(function.module, "init_process_group")
+    backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in made]
+    return bool(backends) and all(is_constant(backend, "gloo") for backend in backends)
 
 
 def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found, part_of_try
-from .effects import Effect, walk_body, without_gradients
+from .effects import Effect, walk_body
 from .module import Call, Exit, Function, Guard, dotted, is_constant, names_in, shown
 from .ranks import Who
 
@@ -21,6 +21,9 @@ OF_KIND = {
 CLOCKS = {"time.time", "time.monotonic", "time.perf_counter", "datetime.datetime.now", "datetime.now"}
 FINITE = {"isnan", "isinf", "isfinite"}
 CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
+MODEL = re.compile(
+    r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
+)
 LONG = {"evaluate", "evaluation", "validate", "validation", "sampling", "generate", "inference", "eval", "fid"}
 
 
@@ -122,7 +125,7 @@ def exits(context: Context, function: Function) -> Iterator[Found]:
         if leave.kind not in ("break", "return", "exit") or not leave.place.loops or not leave.place.guards:
             continue
         loop = leave.place.loops[-1] if leave.kind == "break" else leave.place.loops[0]
-        found = _partial_exit(context, function, leave)
+        found = _partial_exit(context, function, leave, loop)
         if found is None or not context.together(function, loop):
             continue
         guard, who = found
@@ -156,12 +159,12 @@ def _never_set(context: Context, function: Function, guard: Guard) -> bool:
     return bool(values) and all(is_constant(value, False) for value in values)
 
 
-def _partial_exit(context: Context, function: Function, leave: Exit) -> tuple[Guard, Who] | None:
+def _partial_exit(context: Context, function: Function, leave: Exit, loop: ast.stmt) -> tuple[Guard, Who] | None:
     if context.ranks.alone(function, leave.place.guards):
         return None
     for position, guard in enumerate(leave.place.guards):
         who = context.ranks.guard(function, guard)
-        if who is None:
+        if who is None or guard.line < loop.lineno:  # who has left before the loop is not in it
             continue
         opposite = any(
             other.kind == leave.kind
@@ -450,11 +453,9 @@ def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
     if context.effects.called_parameters(function):
         return True
     for call in function.calls:
+        if any(MODEL.fullmatch(part) for part in dotted(call.node.func).split(".")):
+            return True
         target = context.program.called(call)
-        if without_gradients(call) or call.last in ("eval", "generate", "sample"):
-            return True
-        if target is None and re.fullmatch(r"(?:self\.)?\w*(?:model|net|generator|sampler)", dotted(call.node.func)):
-            return True
         if target is not None and depth < 3 and _runs_model(context, target, depth + 1):
             return True
     return False

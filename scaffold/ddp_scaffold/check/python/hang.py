@@ -434,7 +434,9 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
             continue
         target = context.program.called(call)
         words = set(call.last.split("_"))
-        long = words & LONG and target is not None and target.loops and _runs_model(context, target)
+        if target is None:
+            continue
+        long = words & LONG and _loops_on(target) and _runs_model(context, target)
         if long and context.together(function, call.place.loops[0]):
             seen.add(id(found[0].test))
             message = (
@@ -446,6 +448,14 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
                 " with a deadline of its own (a store, or a gloo group with a timeout)"
             )
             yield Found("DDP110", function.module, call.node, message, fix)
+
+
+def _loops_on(function: Function) -> bool:
+    """Tell whether a function has a loop that does not end after its first turn."""
+    return any(
+        not any(isinstance(statement, ast.Break) for statement in getattr(loop, "body", ()))
+        for loop, _ in function.loops
+    )
 
 
 def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
@@ -465,6 +475,8 @@ def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterato
     """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
     for loop, place in function.loops:
         if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
+            continue
+        if any(isinstance(statement, ast.Break) for statement in loop.body):  # one batch
             continue
         guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
         guard = None if context.ranks.alone(function, place.guards) else guard

@@ -275,3 +275,12 @@ def test_places_are_those_of_the_file() -> None:
     found = found_in(run__sh=text)
     assert [(one.line, one.column) for one in found] == [(5, 3)]
     assert re.match("NCCL_TIMEOUT", text.splitlines()[found[0].line - 1][found[0].column - 1 :])
+
+
+def test_at_a_shared_endpoint_one_node_trains_and_the_others_wait() -> None:
+    script = "#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 4 {} train.py\n"
+    alone = [one for one in found_in(job__sh=script.format("")) if one.rule == "DDP251"]
+    shared = script.format("--rdzv_backend c10d --rdzv_endpoint $H:29500")
+    waits = [one for one in found_in(job__sh=shared) if one.rule == "DDP251"]
+    assert "2 runs" in alone[0].message
+    assert "One of the 2 nodes" in waits[0].message

@@ -298,7 +298,7 @@ class Effects:
                 part in function.parameters and part not in ("self", "args", "cfg", "config") for part in parts
             )
             if isinstance(guard.test, ast.Compare) and is_constant(guard.test.comparators[0], None):
-                depends = True  # on what it has been given or has found
+                return False  # it depends on what it has been given or has found
             if depends and not ALONE.search(ast.unparse(guard.test).lower()):
                 return False
         return True

@@ -212,6 +212,11 @@ def _alone(job: Job, launch: Launch) -> Iterator[Finding]:
             f"Each of the {nodes} nodes trains alone ({how}): {nodes} runs with the same ranks, no gradient "
             "crosses a node, and each writes the other's checkpoints over."
         )
+        if launch.options.get("--rdzv-backend") == "c10d" and "--rdzv-endpoint" in launch.options:
+            message = (
+                f"One of the {nodes} nodes trains alone ({how}): the rendezvous at the shared endpoint is full with it, "
+                "and torchrun on the others waits there and ends with an error."
+            )
         fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
         yield finding("DDP251", _where(job, launch), message, fix)
 

@@ -86,6 +86,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
             continue
         if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
             continue
+        if any("download" in c.last or c.last == "load_url" for c in function.calls):
+            continue  # others have saved it, who knows where
         if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):
             continue  # where the rank has no GPU of its own
         message = (

@@ -297,6 +297,8 @@ class Effects:
             depends = any(
                 part in function.parameters and part not in ("self", "args", "cfg", "config") for part in parts
             )
+            if guard.holds and dotted(guard.test) in function.parameters and _is_off(function, dotted(guard.test)):
+                return False  # who calls it has to ask for it
             if isinstance(guard.test, ast.Compare) and is_constant(guard.test.comparators[0], None):
                 return False  # it depends on what it has been given or has found
             if depends and not ALONE.search(ast.unparse(guard.test).lower()):
@@ -375,6 +377,19 @@ def wrapped_by_then(effects: Effects, call: Call, name: str) -> bool:
         return False
     start = max((a.order for a in before), default=0)
     return not any(start < a.order < call.order and a.value is not None and _unwraps(a.value) for a in mine)
+
+
+def _is_off(function: Function, name: str) -> bool:
+    """Tell whether a parameter is False unless it is given."""
+    if isinstance(function.node, ast.Module):
+        return False
+    given = function.node.args
+    ordered = [*given.posonlyargs, *given.args]
+    pairs = [
+        *zip(reversed(ordered), reversed(given.defaults), strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    return any(one.arg == name and is_constant(default, False) for one, default in pairs)
 
 
 def _unwraps(value: ast.expr) -> bool:

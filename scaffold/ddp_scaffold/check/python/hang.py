@@ -33,6 +33,8 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if (found := context.ranks.partial(call)) is None:
             continue
+        if found[1] == "others" and _serves(context, call):
+            continue
         for effect in context.effects.of(call):
             if effect.kind != "forward" or _waits(context, call, effect, found[0]):
                 reached.append((call, effect, *found))
@@ -48,6 +50,15 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
             continue
         seen.add(key)
         yield _lonely(context, function, call, effect, guard, who)
+
+
+def _serves(context: Context, call: Call) -> bool:
+    """Tell whether ranks run a loop without end in which they do what rank 0 asks for, as those of a server do."""
+    target = context.program.called(call)
+    return target is not None and any(
+        isinstance(loop, ast.While) and is_constant(loop.test, True) and context.together(target, loop)
+        for loop, _ in target.loops
+    )
 
 
 def _waits(context: Context, call: Call, effect: Effect, guard: Guard) -> bool:
@@ -379,7 +390,7 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
         if not part or context.ranks.partial(call) is not None:
             continue
         effects = context.effects.of(call)
-        if effects and effects[0].kind != "forward":
+        if effects and effects[0].kind != "forward" and not _answered(function, call):
             when = "only the rank that failed comes here" if part == "except" else "a rank that failed comes here alone"
             message = f"{when}, and waits in {effects[0].words()} for the others until the timeout"
             fix = f"delete `{shown(call.node, 40)}` from `{part}`, or move it behind the `try`, where all ranks come"
@@ -390,6 +401,16 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = "leave with the exception, without destroy_process_group"
             yield Found("DDP604", function.module, call.node, message, fix)
+
+
+def _answered(function: Function, call: Call) -> bool:
+    """Tell whether the same is called where nothing fails: then ranks come to it either way, once."""
+    outer = {id(node) for node, part in call.place.tries if part == "except"}
+    return any(
+        other.name == call.name
+        and any(id(node) in outer and part in ("body", "else") for node, part in other.place.tries)
+        for other in function.calls
+    )
 
 
 def handlers(context: Context, function: Function) -> Iterator[Found]:

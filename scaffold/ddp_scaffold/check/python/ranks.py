@@ -66,7 +66,10 @@ class Ranks:
         guards = call.place.guards
         if self.alone(call.function, guards):
             return None
+        made = [c.node.lineno for c in call.function.calls if c.last == "init_process_group" and c.order < call.order]
         for guard in guards:
+            if guard.early and any(guard.line < line for line in made):
+                continue  # whoever left before the group was made is not in it
             if (who := self.guard(call.function, guard)) is not None and not _never_taken(guard, guards):
                 return guard, who
         if self.decorated(call.function):

@@ -88,7 +88,11 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             HELD_OUT.search(part) for arg in call.node.args[:1] for part in names_in(arg)
         )
         if held_out:
-            if context.ranks.alone(function, call.place.guards) or _names_samples(context, function):
+            if (
+                context.ranks.alone(function, call.place.guards)
+                or _names_samples(context, function)
+                or _warns(function)
+            ):
                 continue
             if not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
                 message = (
@@ -127,6 +131,15 @@ def _counts(context: Context, function: Function) -> bool:
                 return True
             waiting += context.named(own, call.last)
     return False
+
+
+def _warns(function: Function) -> bool:
+    """Tell whether a function tests if the size of a set is a multiple of something, and so knows of it."""
+    return any(
+        isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "len" in names_in(part.left)
+        for test, _, _ in function.tests
+        for part in ast.walk(test.test)
+    )
 
 
 def _names_samples(context: Context, function: Function) -> bool:
@@ -393,7 +406,8 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
         made = function.module.full_name(value.func)
         if made not in ("numpy.random.default_rng", "random.Random", "numpy.random.RandomState"):
             continue
-        used = any(dotted(c.node.func).startswith(f"{name}.") for c in item.calls)
+        draws = [c for c in item.calls if dotted(c.node.func).startswith(f"{name}.")]
+        used = any(not any(isinstance(loop, ast.While) for loop in c.place.loops) for c in draws)  # not for a retry
         if used and isinstance(value.args[0], ast.Constant):
             message = (
                 f"every worker of every rank has a copy of `{name}` with this seed, so they all draw the same numbers"

@@ -214,7 +214,7 @@ def _alone(job: Job, launch: Launch) -> Iterator[Finding]:
         )
         if launch.options.get("--rdzv-backend") == "c10d" and "--rdzv-endpoint" in launch.options:
             message = (
-                f"One of the {nodes} nodes trains alone ({how}): the rendezvous at the shared endpoint is full with it, "
+                f"One of the {nodes} nodes trains alone ({how}): the rendezvous at the shared endpoint is full, "
                 "and torchrun on the others waits there and ends with an error."
             )
         fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."

@@ -86,7 +86,7 @@ PYTHON: tuple[Described, ...] = (
     described(
         110,
         "long-rank-0-work",
-        "evaluation or sampling on rank 0 while the others go on to a collective",
+        "sampling, or metrics of generated samples, on rank 0 while the others go on to a collective",
         "the others wait on the clock of that collective, 10 minutes with nccl",
     ),
     described(
@@ -203,6 +203,12 @@ PYTHON: tuple[Described, ...] = (
     described(405, "anomaly-detection", "anomaly detection that is always on", "it checks every operation"),
     described(406, "barrier-per-step", "a barrier at every step", "backward already synchronises the ranks"),
     described(407, "broadcast-before-ddp", "a broadcast of all parameters before DDP", "DDP does it itself"),
+    described(
+        408,
+        "rank-0-evaluation",
+        "a validation set that rank 0 alone goes over in a loop of all ranks",
+        "the GPUs of the other ranks do nothing meanwhile, until the timeout of the collective in which they wait",
+    ),
     described(
         501,
         "patched-timeout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from .context import Context, Found
@@ -75,7 +76,7 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
 
 def loads(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints that every rank loads onto the GPU from which they were saved."""
-    if not context.plain(function.module) or _on_cpu(context, function):
+    if not context.plain(function.module) or _on_cpu(context, function) or not _one_gpu_each(context, function):
         return
     for call in function.calls:
         if call.name != "torch.load" or not call.node.args or len(call.node.args) > 1:
@@ -86,6 +87,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
             continue
         if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
             continue
+        if any(re.search(r"rank|gpu|device", name) for name in names_in(call.node.args[0])):
+            continue  # a file of its own for each
         if any("download" in c.last or c.last == "load_url" for c in function.calls):
             continue  # others have saved it, who knows where
         if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):
@@ -95,6 +98,16 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f'write `torch.load({shown(call.node.args[0], 40)}, map_location="cpu")`'
         yield Found("DDP209", function.module, call.node, message, fix)
+
+
+def _one_gpu_each(context: Context, function: Function) -> bool:
+    """Tell whether several ranks share a node: DDP without device_ids was once one process with all GPUs of a node."""
+    if context.calls_in_component(function.module, "set_device"):
+        return True
+    wraps = [
+        c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
+    ]
+    return not wraps or any(c.node.keywords or len(c.node.args) > 1 for c in wraps)
 
 
 def _on_cpu(context: Context, function: Function) -> bool:

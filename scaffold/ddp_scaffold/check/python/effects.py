@@ -254,7 +254,7 @@ class Effects:
         if key in self._summary:
             return self._summary[key]
         self._summary[key] = []  # for a function that calls itself
-        if depth > MAX_DEPTH or _is_generator(function):
+        if depth > MAX_DEPTH or _is_generator(function) or _is_cached(function):
             return []
         found: dict[str, Effect] = {}
         for call in function.calls:
@@ -377,6 +377,13 @@ def wrapped_by_then(effects: Effects, call: Call, name: str) -> bool:
         return False
     start = max((a.order for a in before), default=0)
     return not any(start < a.order < call.order and a.value is not None and _unwraps(a.value) for a in mine)
+
+
+def _is_cached(function: Function) -> bool:
+    """Tell whether a function is run once for the same arguments: whether a call runs it is not known."""
+    decorators = [] if isinstance(function.node, ast.Module) else function.node.decorator_list
+    names = {dotted(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] for d in decorators}
+    return bool(names & {"cache", "lru_cache", "cached"})
 
 
 def _is_off(function: Function, name: str) -> bool:

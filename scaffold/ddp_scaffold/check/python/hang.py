@@ -24,6 +24,8 @@ CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "Cu
 MODEL = re.compile(
     r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
 )
+READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
+LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
 LONG = {"evaluate", "evaluation", "validate", "validation", "sampling", "generate", "inference", "eval", "fid"}
 
 
@@ -345,7 +347,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, place in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        step = next((c for c in inner if c.last == "backward" or context.effects.of(c)), None)
+        step = next((c for c in inner if c.last == "backward" or _steps(context, inner, c)), None)
         if (
             step is None
             or not place.loops
@@ -373,6 +375,14 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP106", function.module, handler, message, fix)
 
 
+def _steps(context: Context, inner: list[Call], call: Call) -> bool:
+    """Tell whether ranks may fail alone around a call: in a forward or backward pass, or if nothing else is tried."""
+    effects = context.effects.of(call)
+    target = context.program.called(call)
+    deep = target is not None and any(c.last == "backward" for c in target.calls)
+    return bool(effects) and (deep or len(inner) == 1 or any(effect.kind == "forward" for effect in effects))
+
+
 def _only_timed(function: Function, loop: ast.stmt, step: Call) -> bool:
     """Tell whether a backward pass is one of a profiler or a test: no data are looped over, and no step follows it."""
     if step.last != "backward":
@@ -387,7 +397,7 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
     """Yield collectives in except and finally, where ranks come that have failed."""
     for call in function.calls:
         part = part_of_try(call.place)
-        if not part or context.ranks.partial(call) is not None:
+        if not part or context.ranks.partial(call) is not None or not _may_fail_alone(context, function, call):
             continue
         effects = context.effects.of(call)
         if effects and effects[0].kind != "forward" and not _answered(function, call):
@@ -401,6 +411,23 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = "leave with the exception, without destroy_process_group"
             yield Found("DDP604", function.module, call.node, message, fix)
+
+
+def _may_fail_alone(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a step of all ranks stands in the `try`: a file that is not there, all of them miss together."""
+    for node, part in call.place.tries:
+        if part == "finally":
+            return True
+        if part != "except":
+            continue
+        for other in function.calls:
+            if any(inner is node and where == "body" for inner, where in other.place.tries) and not _reads(other):
+                return True
+    return False
+
+
+def _reads(call: Call) -> bool:
+    return call.last in READS or call.name.startswith(("os.", "pathlib.", "json."))
 
 
 def _answered(function: Function, call: Call) -> bool:
@@ -460,15 +487,8 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
         long = words & LONG and _loops_on(target) and _runs_model(context, target)
         if long and context.together(function, call.place.loops[0]):
             seen.add(id(found[0].test))
-            message = (
-                f"only rank 0 runs `{call.last}`, which loops over data; the others wait for it in the next collective,"
-                " and after the timeout (10 minutes with nccl) the job dies"
-            )
-            fix = (
-                f"share the work of `{call.last}` over all ranks, or wait for rank 0 outside of the training group"
-                " with a deadline of its own (a store, or a gloo group with a timeout)"
-            )
-            yield Found("DDP110", function.module, call.node, message, fix)
+            lengthy = bool(words & LENGTHY) or _lengthy(context, target)
+            yield _waited_for(function, call.node, f"runs `{call.last}`, which loops over data", call.last, lengthy)
 
 
 def _loops_on(function: Function) -> bool:
@@ -504,12 +524,40 @@ def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterato
         if guard is None or id(guard.test) in seen or not context.together(function, place.loops[0]):
             continue
         seen.add(id(guard.test))
+        what = shown(loop.iter, 40)
+        lengthy = any(loop in call.place.loops and _is_lengthy(context, call, 0) for call in function.calls)
+        yield _waited_for(function, loop, f"goes over `{what}` here", what, lengthy)
+
+
+def _waited_for(function: Function, node: ast.AST, what: str, name: str, lengthy: bool) -> Found:
+    """Return the finding of work on rank 0: a hang where it surely takes long, else idle GPUs."""
+    fix = (
+        f"share the work of `{name}` over all ranks, or wait for rank 0 outside of the training group"
+        " with a deadline of its own (a store, or a gloo group with a timeout)"
+    )
+    if lengthy:
         message = (
-            f"only rank 0 goes over `{shown(loop.iter, 40)}` here; the others wait for it in the next collective, and"
-            " after the timeout (10 minutes with nccl) the job dies"
+            f"only rank 0 {what}; the others wait for it in the next collective, and after the timeout"
+            " (10 minutes with nccl) the job dies"
         )
-        fix = f"share `{shown(loop.iter, 40)}` out over all ranks, or wait for rank 0 outside of the training group"
-        yield Found("DDP110", function.module, loop, message, fix)
+        return Found("DDP110", function.module, node, message, fix)
+    message = (
+        f"only rank 0 {what}; the GPUs of all other ranks do nothing meanwhile, and the job dies if it takes longer"
+        " than the timeout (10 minutes with nccl)"
+    )
+    return Found("DDP408", function.module, node, message, fix)
+
+
+def _lengthy(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a function generates, or computes a metric of which each sample takes seconds."""
+    return any(_is_lengthy(context, call, depth) for call in function.calls)
+
+
+def _is_lengthy(context: Context, call: Call, depth: int) -> bool:
+    if set(call.last.lower().split("_")) & LENGTHY:
+        return True
+    target = context.program.called(call)
+    return target is not None and depth < 3 and _lengthy(context, target, depth + 1)
 
 
 RULES = (lonely, exits, flags, decisions, clocked_loops, swallowed, error_paths, handlers, long_work)

@@ -284,3 +284,15 @@ def test_at_a_shared_endpoint_one_node_trains_and_the_others_wait() -> None:
     waits = [one for one in found_in(job__sh=shared) if one.rule == "DDP251"]
     assert "2 runs" in alone[0].message
     assert "One of the 2 nodes" in waits[0].message
+
+
+def test_a_variable_of_groups_is_not_judged_where_one_process_is_started() -> None:
+    script = "export NCCL_BLOCKING_WAIT=1\n{} main.py\n"
+    assert [one.rule for one in found_in(run__sh=script.format("torchrun --nproc_per_node=2"))] == ["DDP159"]
+    assert found_in(run__sh=script.format("python")) == []
+
+
+def test_tests_in_python_are_not_judged() -> None:
+    text = 'import os\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
+    assert [one.rule for one in found_in(train__py=text)] == ["DDP160"]
+    assert found_in(test_train__py=text) == []

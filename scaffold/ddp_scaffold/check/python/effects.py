@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword
 from .program import Program
-from .ranks import ALONE, Ranks, argument
+from .ranks import ALONE, Ranks, argument, is_off
 
 DIST = "torch.distributed."
 COLLECTIVES = {
@@ -295,13 +295,18 @@ class Effects:
         for guard in call.place.guards:
             parts = [part.id for part in ast.walk(guard.test) if isinstance(part, ast.Name)]
             depends = any(
-                part in function.parameters and part not in ("self", "args", "cfg", "config") for part in parts
+                part in function.parameters
+                and part not in ("self", "args", "cfg", "config")
+                and not ALONE.search(part.lower())
+                for part in parts
             )
-            if guard.holds and dotted(guard.test) in function.parameters and _is_off(function, dotted(guard.test)):
+            if re.search(r"tpu|xla", ast.unparse(guard.test).lower()):
+                return False
+            if guard.holds and dotted(guard.test) in function.parameters and is_off(function, dotted(guard.test)):
                 return False  # who calls it has to ask for it
             if isinstance(guard.test, ast.Compare) and is_constant(guard.test.comparators[0], None):
                 return False  # it depends on what it has been given or has found
-            if depends and not ALONE.search(ast.unparse(guard.test).lower()):
+            if depends:
                 return False
         return True
 
@@ -384,19 +389,6 @@ def _is_cached(function: Function) -> bool:
     decorators = [] if isinstance(function.node, ast.Module) else function.node.decorator_list
     names = {dotted(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] for d in decorators}
     return bool(names & {"cache", "lru_cache", "cached"})
-
-
-def _is_off(function: Function, name: str) -> bool:
-    """Tell whether a parameter is False unless it is given."""
-    if isinstance(function.node, ast.Module):
-        return False
-    given = function.node.args
-    ordered = [*given.posonlyargs, *given.args]
-    pairs = [
-        *zip(reversed(ordered), reversed(given.defaults), strict=False),
-        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    ]
-    return any(one.arg == name and is_constant(default, False) for one, default in pairs)
 
 
 def _unwraps(value: ast.expr) -> bool:

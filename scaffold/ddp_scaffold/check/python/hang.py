@@ -35,9 +35,11 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if (found := context.ranks.partial(call)) is None:
             continue
-        if found[1] == "others" and _serves(context, call):
+        if (found[1] == "others" and _serves(context, call)) or _ends_job(function, found[0]):
             continue
         for effect in context.effects.of(call):
+            if effect.name.endswith("barrier") and _met_later(function, found[0]):
+                continue
             if effect.kind != "forward" or _waits(context, call, effect, found[0]):
                 reached.append((call, effect, *found))
     seen: set[tuple[int, str]] = set()
@@ -52,6 +54,22 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
             continue
         seen.add(key)
         yield _lonely(context, function, call, effect, guard, who)
+
+
+def _ends_job(function: Function, guard: Guard) -> bool:
+    """Tell whether the ranks that leave early fail: then the launcher ends the others."""
+    if guard.early != "exit":
+        return guard.early == "raise"
+    body = next((test.body for test, _, _ in function.tests if test.test is guard.test), [])
+    value = getattr(body[-1], "value", None) if body else None
+    code = value.args[0] if isinstance(value, ast.Call) and value.args else None
+    return code is not None and not is_constant(code, 0)
+
+
+def _met_later(function: Function, guard: Guard) -> bool:
+    """Tell whether ranks return right after a barrier: the others may meet them in theirs, further down."""
+    body = next((test.body for test, _, _ in function.tests if test.test is guard.test), [])
+    return bool(body) and not guard.early and guard.holds and isinstance(body[-1], ast.Return)
 
 
 def _serves(context: Context, call: Call) -> bool:
@@ -332,7 +350,9 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
     for loop, _ in function.loops:
         if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
             continue
-        if id(function.module) in context.distributed and context.together(function, loop):
+        steps = [c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
+        meets = any(c.last == "backward" or any(e.kind != "forward" for e in context.effects.of(c)) for c in steps)
+        if id(function.module) in context.distributed and meets:
             message = (
                 f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"
                 " and waits in it for the ranks that have left"

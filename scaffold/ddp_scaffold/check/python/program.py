@@ -201,7 +201,10 @@ class Program:
             if "." not in rest:
                 return self.method(owner, rest)
             held = self.class_of(function, name.rpartition(".")[0])
-            return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
+            found_by_name = None if held else self._by_name(call, name)
+            if found_by_name is not None and found_by_name.of_class is owner:  # of another object, not of its own class
+                return None
+            return self.method(held, name.rpartition(".")[2]) if held else found_by_name
         if any(first in f.assignments or first in f.parameters for f in _chain(function)):
             held = self.class_of(function, name.rpartition(".")[0]) if rest else None
             return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)

@@ -140,7 +140,9 @@ class Ranks:
             return next((side for wanted in ("first", "others", "some") for side in sides if side == wanted), None)
         found = {side for side in sides if side}
         rest = [value for value, side in zip(test.values, sides, strict=True) if side is None]
-        if len(found) == 1 and all(ALONE.search(ast.unparse(value).lower()) for value in rest):
+        if len(found) == 1 and all(
+            ALONE.search(ast.unparse(value).lower()) or self._alone(function, value, True) for value in rest
+        ):
             return found.pop()
         return None
 
@@ -206,6 +208,8 @@ class Ranks:
             if len(answers) == 1 and (answer := answers.pop()) is not None:
                 return answer
         last = name.rpartition(".")[2]
+        if name in function.parameters and is_off(function, name):
+            return None  # a choice of the caller
         if says_first(last):
             return "first"
         return "first" if self.first_only(function, name) else None
@@ -298,6 +302,17 @@ def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, holds = test.operand, not holds
     return ast.unparse(test), holds
+
+
+def is_off(function: Function, name: str) -> bool:
+    """Tell whether a parameter is False unless it is given."""
+    if isinstance(function.node, ast.Module):
+        return False
+    given = function.node.args
+    ordered = [*given.posonlyargs, *given.args]
+    pairs = [*zip(reversed(ordered), reversed(given.defaults), strict=False)]
+    pairs += [(one, default) for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default]
+    return any(one.arg == name and is_constant(default, False) for one, default in pairs)
 
 
 def says_first(name: str) -> bool:

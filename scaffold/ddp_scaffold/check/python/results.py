@@ -129,7 +129,8 @@ def _counts(context: Context, function: Function) -> bool:
         for call in here.calls:
             if call.last in REDUCTIONS:
                 return True
-            waiting += context.named(own, call.last)
+            if len(call.last) > 6 and call.last not in ("forward", "backward", "__init__"):  # names that many have
+                waiting += context.named(own, call.last)
     return False
 
 
@@ -370,7 +371,10 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         if seed is None or body is None:
             continue
         text = ast.unparse(body).lower()
-        if any(word in text for word in ("rank", "initial_seed", "worker_info.seed", ".seed +", "time", "urandom")):
+        if any(
+            word in text
+            for word in ("rank", "initial_seed", "get_state", "worker_info.seed", ".seed +", "time", "urandom")
+        ):
             continue
         if not _constant_seed(seed, target if isinstance(target, Function) else None):
             continue

@@ -19,6 +19,7 @@ from .starts import starting_rules
 # Google's settings for the network of A3 machines: they choose NCCL's algorithm and protocol for that hardware.
 VENDOR = re.compile(r"NCCL_FASTRAK_|NCCL_GPUDIRECTTCPX_")
 CHOSEN = ("DDP250", "DDP657")
+TEST = re.compile(r"(?:^|/)(?:tests/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")  # they have faults on purpose
 OF_GROUPS = ("DDP159", "DDP556")
 MAKES_GROUP = re.compile(r"init_process_group|deepspeed|DistributedDataParallel|Trainer\(|Accelerator\(|Fabric\(|FSDP")
 READ = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)\s*[\[(]\s*[\"']([A-Z][A-Z0-9_]+)[\"']\s*[\]),](?!\s*=[^=])")
@@ -37,7 +38,7 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
     project = project_of(files)
     found: list[Finding] = []
     for file in files:
-        if CI.match(file.inside):
+        if CI.match(file.inside) or (file.kind == "python" and TEST.search(file.inside)):
             continue
         if file.kind == "shell":
             found += _script(file, project)
@@ -94,6 +95,8 @@ def _script(file: SourceFile, project: Project) -> list[Finding]:
     for one in reach:
         if one not in always:
             found += judge(_settings([one], script.path), project, several_nodes=job.several_nodes)
+    if job.launches and all(one.program == "python" and not one.starter for one in job.launches):
+        found = [one for one in found if one.rule not in OF_GROUPS]  # one process, as far as can be seen
     return found
 
 

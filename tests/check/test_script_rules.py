@@ -296,3 +296,9 @@ def test_tests_in_python_are_not_judged() -> None:
     text = 'import os\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
     assert [one.rule for one in found_in(train__py=text)] == ["DDP160"]
     assert found_in(test_train__py=text) == []
+
+
+def test_error_handling_is_off_for_cuda_graphs() -> None:
+    text = 'import os\nos.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
+    assert [one.rule for one in found_in(train__py=text)] == ["DDP160"]
+    assert found_in(train__py=text + "graph = torch.cuda.CUDAGraph()\n") == []

@@ -131,7 +131,8 @@ class Effects:
         if text and self.is_ddp(call.function, text) and wrapped_by_then(self, call, text):
             return Effect("forward", text, quiet=without_gradients(call))
         if (framework := self._of_framework(call, owner, last)) is not None:
-            return framework
+            ended = (c for c in call.function.calls if c.last == "destroy_process_group" and c.order < call.order)
+            return None if any(True for _ in ended) else framework
         if last == "state_dict" and owner and self._made_by(call.function, owner, FSDP):
             return Effect("collective", f"{owner}.state_dict()")
         return None
@@ -141,6 +142,9 @@ class Effects:
         if owner == "self" and last in ("log", "log_dict") and is_constant(keyword(call.node, "sync_dist"), True):
             return Effect("collective", f"self.{last}(sync_dist=True)")
         if not owner or last not in FRAMEWORK_METHODS:
+            return None
+        makers = [a.value for a in self.program.assigned(call.function, owner) if isinstance(a.value, ast.Call)]
+        if any(is_constant(keyword(maker, "devices"), 1) for maker in makers):
             return None
         for assignment in self.program.assigned(call.function, owner):
             value = getattr(assignment.node, "value", None)

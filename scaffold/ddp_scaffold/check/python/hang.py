@@ -25,6 +25,8 @@ MODEL = re.compile(
     r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
 )
 READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
+KNOWN_OWNERS = {"torch", "os", "sys", "time", "json", "np", "numpy", "shutil"}
+ANSWERS = ("generate", "serve", "worker", "run", "listen", "loop", "wait", "follow")  # of ranks that work for rank 0
 LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
 LONG = {"evaluate", "evaluation", "validate", "validation", "sampling", "generate", "inference", "eval", "fid"}
 
@@ -50,7 +52,7 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
             for other in reached
         )
         key = (id(guard.test), name)
-        if paired or key in seen:
+        if paired or key in seen or _other_branch(context, function, guard, name):
             continue
         seen.add(key)
         yield _lonely(context, function, call, effect, guard, who)
@@ -114,6 +116,21 @@ def _next_together(context: Context, call: Call, loops: tuple[ast.stmt, ...]) ->
     return None
 
 
+def _other_branch(context: Context, function: Function, guard: Guard, name: str) -> bool:
+    """Tell whether the ranks in the other branch of an `if` do the same, or what is not known."""
+    for other in function.calls:
+        opposite = any(g.test is guard.test and g.holds != guard.holds and not g.early for g in other.place.guards)
+        if not opposite or guard.early:
+            continue
+        if any(effect.name.rpartition(".")[2] == name for effect in context.effects.of(other)):
+            return True
+        text = dotted(other.node.func)
+        plain = other.name.partition(".")[0] in KNOWN_OWNERS or "log" in text.lower() or "." not in text
+        if not plain and context.program.called(other) is None and other.last.startswith(ANSWERS):
+            return True
+    return False
+
+
 def _complement(guard: Guard, who: Who, other: Guard, other_who: Who) -> bool:
     """Tell whether those who do not pass `guard` may pass `other`."""
     return who != other_who or (guard.test is other.test and guard.holds != other.holds) or who == "some"
@@ -155,6 +172,8 @@ def exits(context: Context, function: Function) -> Iterator[Found]:
     for leave in function.exits:
         if leave.kind not in ("break", "return", "exit") or not leave.place.loops or not leave.place.guards:
             continue
+        if any("Error" in name or name == "NotImplemented" for name in names_in(leave.node)):
+            continue  # it is meant to fail
         loop = leave.place.loops[-1] if leave.kind == "break" else leave.place.loops[0]
         found = _partial_exit(context, function, leave, loop)
         if found is None or not context.together(function, loop):
@@ -512,11 +531,15 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
 
 
 def _loops_on(function: Function) -> bool:
-    """Tell whether a function has a loop that does not end after its first turn."""
-    return any(
-        not any(isinstance(statement, ast.Break) for statement in getattr(loop, "body", ()))
-        for loop, _ in function.loops
-    )
+    """Tell whether a function has a loop that goes on to the end of its data."""
+    return any(not _is_cut(loop) for loop, _ in function.loops)
+
+
+def _is_cut(loop: ast.stmt) -> bool:
+    """Tell whether a loop ends after one turn or some, by a `break` in it or in an `if` of it."""
+    body = getattr(loop, "body", ())
+    inner = [part for statement in body if isinstance(statement, ast.If) for part in statement.body]
+    return any(isinstance(statement, ast.Break) for statement in (*body, *inner))
 
 
 def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
@@ -537,7 +560,7 @@ def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterato
     for loop, place in function.loops:
         if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
             continue
-        if any(isinstance(statement, ast.Break) for statement in loop.body):  # one batch
+        if _is_cut(loop):
             continue
         guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
         guard = None if context.ranks.alone(function, place.guards) else guard
@@ -574,7 +597,7 @@ def _lengthy(context: Context, function: Function, depth: int = 0) -> bool:
 
 
 def _is_lengthy(context: Context, call: Call, depth: int) -> bool:
-    if set(call.last.lower().split("_")) & LENGTHY:
+    if set(call.last.lower().split("_")) & LENGTHY and "sampler" not in dotted(call.node.func):
         return True
     target = context.program.called(call)
     return target is not None and depth < 3 and _lengthy(context, target, depth + 1)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Call, Function, Guard, dotted, is_constant, shown
+from .module import Assignment, Call, Function, Guard, dotted, is_constant, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -64,12 +64,18 @@ class Ranks:
     def partial(self, call: Call) -> tuple[Guard, Who] | None:
         """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
         guards = call.place.guards
-        if self.alone(call.function, guards):
+        if self.alone(call.function, guards) or call.function.name in ("__enter__", "__exit__"):  # one is half of it
             return None
         made = [c.node.lineno for c in call.function.calls if c.last == "init_process_group" and c.order < call.order]
         for guard in guards:
             if guard.early and any(guard.line < line for line in made):
                 continue  # whoever left before the group was made is not in it
+            if guard.early and any(
+                is_off(call.function, value.id)
+                for value in getattr(guard.test, "values", ())
+                if isinstance(value, ast.Name)
+            ):
+                continue  # who calls it has to ask for it, and knows what follows
             if (who := self.guard(call.function, guard)) is not None and not _never_taken(guard, guards):
                 return guard, who
         if self.decorated(call.function):
@@ -207,12 +213,25 @@ class Ranks:
             answers = {self.who(function, value, depth + 1) for value in values if value is not None}
             if len(answers) == 1 and (answer := answers.pop()) is not None:
                 return answer
+        if (flag := self._of_flag(function, assigned)) is not None:
+            return flag
         last = name.rpartition(".")[2]
         if name in function.parameters and is_off(function, name):
             return None  # a choice of the caller
         if says_first(last):
             return "first"
         return "first" if self.first_only(function, name) else None
+
+    def _of_flag(self, function: Function, assigned: Sequence[Assignment]) -> Who | None:
+        """Return on which ranks a flag is true that has one value first, and another on some ranks."""
+        if len(assigned) != 2 or not all(is_constant(a.value, True) or is_constant(a.value, False) for a in assigned):
+            return None
+        first, second = sorted(assigned, key=lambda a: a.order)
+        sides = [self.guard(function, guard) for guard in second.place.guards]
+        who = next((side for side in sides if side), None)
+        if first.place.guards or who is None or is_constant(second.value, True) == is_constant(first.value, True):
+            return None
+        return who if is_constant(second.value, True) else INVERSE[who]
 
     def first_only(self, function: Function, name: str, depth: int = 0) -> bool:
         """Tell whether a variable holds an object on rank 0 and None on the others."""

@@ -155,6 +155,8 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
         return []
     settings = list(_environ(tree, file.path))
     found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
+    if re.search(r"cuda_?graph", file.text, re.IGNORECASE):  # PyTorch's notes on CUDA graphs with DDP ask for it
+        found = [one for one in found if one.rule != "DDP160"]
     if not MAKES_GROUP.search(file.text):  # for which the variable is meant is not known
         found = [one for one in found if one.rule not in OF_GROUPS]
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])

@@ -457,11 +457,20 @@ def _may_fail_alone(context: Context, function: Function, call: Call) -> bool:
     for node, part in call.place.tries:
         if part == "finally":
             return True
-        if part != "except":
+        if part != "except" or not _catches_failures(node, call):
             continue
         for other in function.calls:
             if any(inner is node and where == "body" for inner, where in other.place.tries) and not _reads(other):
                 return True
+    return False
+
+
+def _catches_failures(node: ast.Try, call: Call) -> bool:
+    """Tell whether the handler that a call is in is for failures, and not for an empty queue or the end of data."""
+    for handler in node.handlers:
+        if any(part is call.node for statement in handler.body for part in ast.walk(statement)):
+            types = names_in(handler.type) if handler.type is not None else {"Exception"}
+            return any(name in CATCHES or name.endswith("Error") or name == "KeyboardInterrupt" for name in types)
     return False
 
 

@@ -31,6 +31,10 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if not is_constant(keyword(call.node, "shuffle"), True) or not TRAIN.search(name.rpartition(".")[2]):
             continue
+        if any(isinstance(loop, ast.For) and dotted(loop.iter) == name for loop, _ in function.loops) and not any(
+            c.last == "backward" for c in function.calls
+        ):
+            continue  # what is done with the samples stands here, and is no training
         if HELD_OUT.search(name) or call.place.guards or _shares_itself(context, function, call):
             continue
         message = (

@@ -181,6 +181,8 @@ def _cell(column: str, value: str, name: str) -> str:
     """Return a cell of a table of fields.py as Markdown; `name` stands in the first cell of its row."""
     if column in ("field", "limit"):
         return "" if value in LISTS else code(value)
+    if column == "where nothing else has it":  # a line to copy: a link would show its address without https://
+        return text(value)
     if column != "value" or name in LISTS:
         return linked(value)
     if value in WORDS or name in PROSE or "=" in name:  # VARIABLE=VALUE, and what reads it and why

@@ -61,7 +61,7 @@ FULL = {
     "commands": fact(["conda activate base"]),
     "uenv": fact({"image": "pytorch/v9:v1", "view": "some-view"}),
     "torch_index": fact("https://index.example.org/rocm"),
-    "needs": [fact({"what": "torch", "by": "user", "add": "pip install it"})],
+    "needs": [fact({"what": "torch", "by": "user", "add": "pip install it --index-url https://a.example.org/x"})],
     "master_suffix": fact("-suffix"),
     "nccl_socket_ifname": fact("^docker"),
     "gloo_socket_ifname": fact("route"),
@@ -164,7 +164,7 @@ def test_every_field_of_the_schema_is_on_the_page(full: tuple[Preset, dict[str, 
         ),
         *("`$SCRATCH`", "`/local`", "purged after a week", "| `requeue` | yes |", "44 s from", "of preemption", "`99`"),
         *("`conda activate base`", "pytorch/v9:v1", "some-view", "index.example.org/rocm"),
-        *("| torch | you |", "pip install it"),
+        *("| torch | you |", "pip install it --index-url https://a.example.org/x |"),
         *("/opt/script.sh", "3 or more", "|  | hangs at the start |", "- the purge of scratch"),
     ):
         assert word in content, f"{word!r} is not in\n{content}"

@@ -7,12 +7,23 @@ import hashlib
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from ddp_scaffold.explain import picture
 from ddp_scaffold.explain.explanation import Evidence, Explanation, RankRow, Span, Verdict
 from ddp_scaffold.explain.html import render
 from ddp_scaffold.explain.picture import bands, ranges
+
+
+def test_a_phase_has_the_colour_that_the_picture_of_a_project_gives_it() -> None:
+    (project,) = (Path(__file__).parents[2] / "templates/project").glob("*/*/ddp/report/picture.py")
+    colours = dict(re.findall(r'^    "?(\w+)"?: "(#[0-9a-f]{6})",$', project.read_text(), re.MULTILINE))
+    colours["no word"] = colours.pop("NO_WORD")
+    assert colours.items() <= picture.COLOURS.items()
+    assert len(colours) > 10
+    assert f'GUARD, WAIT, OTHER = "{picture.GUARD}", "{picture.WAIT}", "{picture.OTHER}"' in project.read_text()
 
 
 def explanation(ranks: int, hostile: str = "") -> Explanation:

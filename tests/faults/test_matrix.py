@@ -22,7 +22,7 @@ CASES: list[Any] = runpy.run_path(str(MATRIX / "cases.py"))["cases"]()
 REPORTED = {23, 24, 25}  # what people have reported in public: reports_*.yaml
 # One of each kind of end, those that take the shortest; the others are slow. A page of the site runs one of row 1.
 CROSS_SECTION = {
-    "SIGKILL of rank 1",
+    "SIGKILL while the state is written, restarted",
     "rank 1 sleeps in forward",
     "port in use",
 }

@@ -21,6 +21,7 @@ from .config import write_config
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 150.0  # seconds a case may take before it counts as a hang
+MEASURED = ("time", "_seconds", "_per_second", "_share", "_gib", "_per_gpu", "mfu")  # ends of names in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ def _undisturbed(runs: Path, device: str) -> Path:
 
 
 def _losses(run_dir: Path) -> dict[int, dict[str, float]]:
-    """The last row of each kind at each step: after a restart some steps are made again."""
+    """What each step has computed, last: after a restart some are made again. What clocks and memory say differs."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses: dict[int, dict[str, float]] = {}
     for row in rows:
-        losses.setdefault(row["step"], {}).update(row)
+        computed = {name: value for name, value in row.items() if not name.endswith(MEASURED)}
+        losses.setdefault(row["step"], {}).update(computed)
     return losses
 
 

@@ -155,7 +155,9 @@ def test_full_disk_below_stdout(work, scaffold_env, option):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", every(2, ["presets list", "presets show local", "--help", "--version", "nope --json"]))
+@pytest.mark.parametrize(
+    "command", every(2, ["presets list", "presets show local", "--help", "--version", "nope --json"])
+)
 def test_full_disk_below_every_command(work, scaffold_env, command):
     done = shell(f"ddp-scaffold {command} > /dev/full", scaffold_env)
     assert done.returncode in (1, 2)

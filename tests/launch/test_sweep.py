@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from launch_helpers import alive, environment, ready, until, with_standin
 
 pytest.importorskip("torch", reason="needs torch, for its torchrun")
@@ -57,6 +59,35 @@ def test_every_run_has_an_id_that_says_what_differs(module: Any) -> None:
     assert {run.settings["train.steps"] for run in runs} == {"9"}
     more = module["named"]("lr", module["combinations"]({**grid, "model.width": ["16", "32", "64"]}, []))
     assert {run.id for run in runs} < {run.id for run in more}, "a value more leaves the others their ids"
+
+
+def test_a_second_value_of_a_setting_trains_nothing_again(rendered: Path, tmp_path: Path) -> None:
+    """A run keeps its id when a grid grows by a setting: one that had a single value, or that of the file."""
+    project = tmp_path / "project"
+    shutil.copytree(rendered, project)
+    # In the place of training: every run is done at once.
+    script = 'd=runs/$(sed "s/.*--run.id \\([^ ]*\\).*/\\1/" <<<"$*") && mkdir "$d" && cp done.json "$d/outcome.json"\n'
+    (project / "launch" / "torchrun.sh").write_text(f"#!/usr/bin/env bash\ncd {project} && {script}")
+    (project / "done.json").write_text('{"outcome": "done"}')
+    assert sweep(project, "train.learning_rate=1e-3,3e-3", "train.steps=10").returncode == 0
+    done = ["sweep-learning_rate_1e-3", "sweep-learning_rate_3e-3"]
+
+    in_file = yaml.safe_load((project / "configs" / "train.yaml").read_text())["train"]["batch_size"]
+    more = ["train.steps=10,20", f"train.batch_size={in_file},{2 * in_file}"]
+    grown = sweep(project, "train.learning_rate=1e-3,3e-3", *more, "--dry-run")
+    runs = [line for line in grown.stdout.splitlines() if not line.startswith(" ")]
+    assert len(runs) == 8, grown.stderr
+    assert [run for run in runs if ", " in run] == [f"{run}, done" for run in done]
+
+    other = sweep(project, "train.learning_rate=1e-3,3e-3", "train.steps=11")
+    assert other.returncode == 78, "the same names, and other settings"
+    assert "sweep-learning_rate_1e-3 was started with train.steps=10" in other.stderr
+
+
+def test_ids_are_known_by_their_settings_where_values_cannot_be_looked_at(standin: Path) -> None:
+    assert sweep(standin, "plan=done,fail", "x.y=1").returncode == 1
+    grown = sweep(standin, "plan=done,fail", "x.y=1,2", "--dry-run").stdout.splitlines()[::2]
+    assert grown == ["sweep-plan_done, done", "sweep-plan_fail, failed", "sweep-plan_done-y_2", "sweep-plan_fail-y_2"]
 
 
 @pytest.mark.parametrize(

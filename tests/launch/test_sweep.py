@@ -174,6 +174,34 @@ def test_one_that_fails_does_not_stop_the_others_and_what_is_done_is_left_out(st
     assert [row["outcome"] for row in shown] == ["failed", "done", "-"]
 
 
+def test_the_table_says_which_way_is_better_and_when_that_is_a_guess(standin: Path) -> None:
+    assert sweep(standin, "plan=done,fail").returncode == 1
+    for run, value in (("done", 0.1), ("fail", 0.2)):
+        line = {"step": 1, "val_accuracy": value, "seconds": value}
+        (standin / "runs" / f"sweep-plan_{run}" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+    def table(*options: str) -> list[str]:
+        return sweep(standin, "--table", *options).stdout.splitlines()
+
+    said = table()
+    assert "highest val_accuracy" in said[0]
+    assert said[2].startswith("*  fail")
+    assert len(said) == 3, "evaluate.py says it"
+    other = table("--metric", "seconds")[-1]
+    assert other == (
+        "seconds is taken to be best where it is highest, by its name: HIGHER_IS_BETTER in evaluate.py is about "
+        "val_accuracy"
+    )
+    evaluate = standin / "src" / "demo" / "evaluate.py"
+    evaluate.write_text(re.sub(r"^HIGHER_IS_BETTER.*\n", "", evaluate.read_text(), flags=re.MULTILINE))
+    assert table()[-1] == (
+        "val_accuracy is taken to be best where it is highest, by its name: write HIGHER_IS_BETTER = True, or False, "
+        "below METRIC in evaluate.py"
+    )
+    row = json.loads(sweep(standin, "--table", "--json").stdout)[0]
+    assert (row["lower_is_better"], row["lower_is_better_by"]) == (False, "name")
+
+
 def test_a_run_of_another_hand_is_not_gone_on_with(standin: Path) -> None:
     (standin / "runs" / "sweep-plan_done").mkdir(parents=True)
     done = sweep(standin, "plan=done,fail")

@@ -230,6 +230,31 @@ def test_a_signal_stops_the_run_in_order_and_the_sweep(standin: Path) -> None:
     assert [line.split()[1] for line in told.splitlines()[-2:]] == ["stopped", "-"]
 
 
+def test_the_run_of_a_killed_sweep_is_waited_for(standin: Path) -> None:
+    """It goes on, since nobody can tell it: the next start must not train beside it on the same GPUs."""
+    command = [str(standin / "launch" / "sweep.py"), "plan=fail,wait"]
+    env = environment(NPROC="1")
+    pids: list[int] = []
+    with (standin / "log").open("w") as log:
+        first = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        try:
+            (rank,) = ready(standin / "runs" / "sweep-plan_wait", 0, 1)
+            first.kill()
+            first.wait()
+            assert alive(rank["pid"])
+            second = subprocess.Popen(command, env=env, stdout=log, stderr=log, text=True)
+            pids.append(second.pid)
+            until(lambda: "sweep-plan_wait is still trained by process" in (standin / "log").read_text(), "a word")
+            assert (standin / "log").read_text().count("run 1 of 2") == 1, "nothing is started beside it"
+            second.send_signal(signal.SIGINT)
+            assert second.wait(60) == 75, "which asks that run to stop"
+            until(lambda: not alive(rank["pid"]), "the rank is gone")
+        finally:
+            for pid in filter(alive, [*pids, rank["pid"]]):
+                os.kill(pid, signal.SIGTERM)
+    assert json.loads((standin / "runs" / "sweep-plan_wait" / "outcome.json").read_text())["outcome"] == "stopped"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # three starts of real training
 def test_real_runs_go_on_after_a_stop_and_are_compared(rendered: Path, tmp_path: Path) -> None:

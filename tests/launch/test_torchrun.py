@@ -160,6 +160,9 @@ def test_a_signal_to_the_script_stops_without_restart(launch: Callable[..., Laun
     code, text = one.ended()
     assert code == 75, text
     assert f"got {number.name}: asking the ranks to stop" in text
+    request = one.run_dir / "stop"  # from which the ranks know what it was: they get SIGTERM
+    told = request.read_text() if request.exists() else "signal SIGTERM "
+    assert told.startswith(f"signal {number.name} ")
     assert "no restart" in text
     assert not any(map(alive, pids))
 

@@ -259,6 +259,24 @@ def test_wrong_variables_are_refused(launch: Callable[..., Launch], env: dict[st
     assert said in text
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_a_refused_value_leaves_no_run_directory(rendered: Path, tmp_path: Path, began: bool) -> None:
+    """Unless there is more in it than that refusal."""
+    project, run_dir = tmp_path / "my project", tmp_path / "runs" / "r"
+    shutil.copytree(rendered, project)
+    if began:
+        run_dir.mkdir(parents=True)
+        (run_dir / "attempts.jsonl").write_text('{"event": "start", "attempt": 0, "world_size": 1, "time": 1.0}\n')
+    command = [str(project / "launch/torchrun.sh"), "--train.steps", "-1", f"--run.dir={tmp_path / 'runs'}"]
+    env = environment(NPROC="1", DDP_RUN__ID="r")
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 78, done.stderr
+    assert "train.steps (from command line): Input should be greater than" in done.stderr
+    left = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert left == (["r"] if began else [])
+    assert (run_dir / "outcome.json").exists() == began
+
+
 def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:
     shared = {"NNODES": "2", "NPROC": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     both = [launch("wait", NODE_RANK=str(rank), **shared) for rank in range(2)]

@@ -41,6 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
+from .patience import early_stop
 from .profiling import profiled
 from .report import outcome, report, silence
 from .rng import make_deterministic
@@ -140,7 +141,6 @@ def session(
         monitor.start()
     except (Exception, StopRequested) as error:
         _give_up_early(error, run, place)
-    verdict = Verdict(DONE, "benign", "training is done")
     try:
         if run.deterministic:
             make_deterministic()
@@ -163,6 +163,7 @@ def session(
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
+        verdict = _done()
     except StopRequested as stop:
         end_with(stop)
         verdict = Verdict(
@@ -180,6 +181,11 @@ def session(
     monitor.stop()
     write_heartbeat(job, directory)
     _leave(job, directory, verdict)
+
+
+def _done() -> Verdict:
+    """Of training that has ended well, and why it did so before its last step."""
+    return Verdict(DONE, "benign", ": ".join(filter(None, ["training is done", early_stop()])))
 
 
 def _leave(job: Job, directory: Path, verdict: Verdict) -> None:

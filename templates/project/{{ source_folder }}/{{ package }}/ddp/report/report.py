@@ -115,6 +115,8 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
         reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
         parts.append(f"**{last['kind']}**: {reason}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
+    elif ": " in str(last.get("reason", "")):  # an early stop, or no step to make
+        parts.append(f"{escaped(str(last['reason']))}.")
     drawn, picture_of_ranks = _picture(run_dir, events, left and left[0])
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []

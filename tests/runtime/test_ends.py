@@ -47,6 +47,29 @@ def run(project: Path, *arguments: str) -> str:
     return done.stderr
 
 
+@pytest.fixture(scope="module")
+def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The arguments of training that has made four steps, and has kept its best checkpoint."""
+    arguments = ["-m", "digits.train", "--run.device", "cpu", "--run.id", "r", "--log.tracker", "none"]
+    arguments += ["--run.dir", str(tmp_path_factory.mktemp("runs")), "--checkpoint.every_steps", "2"]
+    arguments += ["--checkpoint.keep_best", "true", "--eval.every_steps", "2", "--sample.every_steps", "0"]
+    assert "training is done; report: " in run(project, *arguments, "--train.steps", "4").splitlines()[-1]
+    return tuple(arguments)
+
+
+def run_dir(arguments: tuple[str, ...]) -> Path:
+    return Path(arguments[arguments.index("--run.dir") + 1], "r")
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_run_that_has_no_step_left_to_make_says_so(project: Path, trained: tuple[str, ...], steps: int) -> None:
+    """Fewer were asked for than it had made already, or as many."""
+    why = f"training is done: no step was made, as the checkpoint is of step 4, and train.steps is {steps}"
+    said = run(project, *trained, "--train.steps", str(steps))
+    assert f"{why}; report: " in said.splitlines()[-1]
+    assert f"\n\n{why}.\n" in (run_dir(trained) / "report.md").read_text()
+
+
 def test_an_early_stop_is_in_the_report(project: Path, tmp_path: Path) -> None:
     why = "training is done: early stop at step 4: no better value than 0.25 in the last 2 of the evaluations"
     assert f"{why}; report: " in run(project, "-c", EARLY_STOP, str(tmp_path)).splitlines()[-1]

@@ -70,6 +70,15 @@ def test_a_run_that_has_no_step_left_to_make_says_so(project: Path, trained: tup
     assert f"\n\n{why}.\n" in (run_dir(trained) / "report.md").read_text()
 
 
+def test_the_report_names_the_best_checkpoint(trained: tuple[str, ...]) -> None:
+    rows = map(json.loads, (run_dir(trained) / "metrics.jsonl").read_text().splitlines())
+    found = {row["step"]: row["val_accuracy"] for row in rows if "val_accuracy" in row}
+    best = max(found, key=lambda step: found[step])
+    report = (run_dir(trained) / "report.md").read_text()
+    where = f"in checkpoints/step_{best:08d}."
+    assert f"\nBest checkpoint: step {best}, val_accuracy {found[best]:.5g} (higher is better), {where}\n" in report
+
+
 def test_an_early_stop_is_in_the_report(project: Path, tmp_path: Path) -> None:
     why = "training is done: early stop at step 4: no better value than 0.25 in the last 2 of the evaluations"
     assert f"{why}; report: " in run(project, "-c", EARLY_STOP, str(tmp_path)).splitlines()[-1]

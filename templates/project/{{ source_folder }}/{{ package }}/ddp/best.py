@@ -18,7 +18,7 @@ METRIC = "metric"  # in the manifest, and in the state
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Directories with a name that saving/directory.py gives, oldest first; what people or file systems add is left alone."""
+    """Directories with a name that saving/directory.py gives, oldest first; what others have added is left alone."""
     found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
     return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
 

@@ -30,9 +30,9 @@ from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from .agree import from_rank0, gather
+from .best import MANIFEST, best_of, checkpoints
 from .errors import CONFIG, FAILED, ConfigError
 from .export import settings_of
-from .best import MANIFEST, best_of, checkpoints
 from .guard import Progress, on_rank0
 from .kinds import Verdict
 from .loader import batches, make_loader

@@ -277,6 +277,34 @@ def test_a_refused_value_leaves_no_run_directory(rendered: Path, tmp_path: Path,
     assert (run_dir / "outcome.json").exists() == began
 
 
+BROKEN = {
+    "no module": ("import torhc\n", "ModuleNotFoundError", "No module named 'torhc'", "or install torhc for "),
+    "no name": ("from torch import nothing\n", "ImportError", "cannot import name 'nothing'", "correct that import"),
+    "no Python": ("def f(:\n", "SyntaxError", "invalid syntax", "correct that line"),
+    "anything": ("assert 1 + 1 == 3, 'no'\n", "AssertionError", "no", "correct that line"),
+}
+
+
+@pytest.mark.timeout(240)  # torch is imported three times, one after another
+@pytest.mark.parametrize("what", every(4, BROKEN))
+def test_ranks_that_die_while_importing_say_where_and_what_to_do(rendered: Path, tmp_path: Path, what: str) -> None:
+    line, kind, said, remedy = BROKEN[what]
+    project = tmp_path / "my project"
+    shutil.copytree(rendered, project)
+    model = project / "src" / "demo" / "model.py"
+    model.write_text("import torch\n" + line + model.read_text().replace("from __future__ import annotations\n", ""))
+    command = [str(project / "launch/torchrun.sh")]
+    env = environment(NPROC="1", DDP_RUN__ID="r")
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1, done.stderr
+    ended = next(text for text in done.stderr.splitlines() if " ended, " in text)
+    assert f"ended, failed: {kind} in src/demo/model.py, line 2: {said}" in ended
+    rows = dict(text.split(maxsplit=2)[1:] for text in done.stderr.splitlines() if text.startswith("[launch]   "))
+    assert rows["kind"] == "rank_exception"
+    assert remedy in rows["do"]
+    assert json.loads((project / "runs" / "r" / "outcome.json").read_text())["exit_code"] == 1
+
+
 def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:
     shared = {"NNODES": "2", "NPROC": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     both = [launch("wait", NODE_RANK=str(rank), **shared) for rank in range(2)]

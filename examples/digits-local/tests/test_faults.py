@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import QUICK, Launch
+from conftest import CLOCKS, PATIENCE, QUICK, Launch
 from test_picture import marked, texts
 
 from digits.ddp.report import timeline
@@ -22,12 +22,12 @@ WAITED = "in (DDP's all_reduce|all_gather)"  # the latter where a model has coll
         ("raise@rank=1,step=7,phase=backward", 2, ("rank_exception", 1, 1), "backward", ["Rank 1 "]),
         (
             *("sleep@rank=1,step=7,phase=forward", 2, ("missing_rank", 1, 70), "forward"),
-            ["Rank 1 was in forward for", "6 s stall clock rang", WAITED],
+            ["Rank 1 was in forward for", f"{PATIENCE * CLOCKS['stall']:g} s stall clock rang", WAITED],
         ),
         ("kill@rank=1,step=5", 3, ("rank_killed", 1, 70), None, ["Rank 1 ", " in forward at ", WAITED]),
         pytest.param(
             *("gil@rank=0,step=5", 2, ("missing_rank", 0, 70), None),
-            ["Rank 0 was in forward for", "3 s silence clock rang"],
+            ["Rank 0 was in forward for", f"{PATIENCE * CLOCKS['silent']:g} s silence clock rang"],
             marks=pytest.mark.slow,
         ),
         (
@@ -42,7 +42,7 @@ def test_a_fault_ends_the_run_and_is_named_and_drawn(
 ) -> None:
     """Also where that rank could not say itself what it did."""
     kind, culprit, code = ended
-    clocks = ["--clocks.collective_s", "7", "--clocks.guard_s", "8"]
+    clocks = ["--clocks.collective_s", f"{PATIENCE * 7:g}", "--clocks.guard_s", f"{PATIENCE * 8:g}"]
     run = launch(*QUICK, *clocks, "--sample.every_steps", "5", ranks=ranks, faults=fault)
     assert run.code != 0
     assert (run.outcome["kind"], run.outcome["first_ranks"]) == (kind, [culprit]), run.output

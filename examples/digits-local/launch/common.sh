@@ -183,6 +183,14 @@ refuse_unknown_settings() {
   [ "$code" != 78 ] || exit 78 # with another code it is that script which has failed
 }
 
+# note_import CODE EVENTS: where the ranks have ended before they met, by themselves and without a word, it may be that
+# train.py cannot be imported. Then an outcome says which line is at fault. What is printed, the ranks have printed before.
+note_import() {
+  [ "$1" != 0 ] && [ -z "$stopping" ] && [ ! -e "$run_directory/outcome.json" ] && [ "$(count_events)" -le "$2" ] \
+    && version_of_torch >/dev/null || return 0
+  python "$launch_folder/outcome.py" imported "$run_directory" "$DDP_ATTEMPT" digits.train >/dev/null 2>&1 </dev/null || true
+}
+
 # show_help SCRIPT: the comment at its beginning, and the names of all settings.
 show_help() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "$1"
@@ -329,7 +337,8 @@ port_is_free() {
   python -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$1" 2>/dev/null
 }
 
-# A stop that ranks learn from a file: for launchers that pass no signal on. `forget_request` removes it for a restart.
+# A stop that ranks learn from a file: for launchers that pass no signal on, or another one than they got.
+# `forget_request` removes it for a restart.
 ask_to_stop() { # ask_to_stop RUN_DIRECTORY SIGNAL
   printf 'signal SIG%s to the launch script on %s\n' "$2" "$this_host" >"$1/stop"
 }

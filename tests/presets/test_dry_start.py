@@ -177,6 +177,27 @@ def test_a_job_starts_as_its_preset_promises(case: Case, prepare: Start, rendere
     assert found_wrong(case, answered, sandbox, ended) == KNOWN.get(case, []), ended.output
 
 
+# github.com/runpod/docs instant-clusters/configuration.mdx: what each Pod has, of the cluster and not of the job.
+POD = {
+    "MASTER_ADDR": "10.65.0.9", "PRIMARY_ADDR": "10.65.0.9", "MASTER_PORT": "29400", "PRIMARY_PORT": "29400",
+    "NODE_ADDR": "10.65.0.9", "NODE_RANK": "7", "NUM_NODES": "8", "NUM_TRAINERS": "8", "WORLD_SIZE": "64",
+    "HOST_NODE_ADDR": "10.65.0.9:29400",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_takes_nothing_of_the_cluster_that_pods_tell_of(
+    launcher: str, prepare: Start, rendered: Callable[[Case], Path]
+) -> None:
+    case = ("runpod-slurm", launcher, "bare")
+    sandbox, run = prepare(case)
+    answered = yaml.safe_load((rendered(case) / ".copier-answers.yml").read_text())
+    ended = run(**POD)
+    assert found_wrong(case, answered, sandbox, ended) == [], ended.output
+    assert {env["MASTER_PORT"] for env in ended.ranks["train"]} != {POD["MASTER_PORT"]}
+
+
 LUMI: Case = ("lumi-g", "srun", "container")
 POLARIS: Case = ("alcf-polaris", "mpiexec", "bare")
 HANG = "exec sleep 600"

@@ -32,6 +32,19 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
         ("lumi-g", {"account": "project_465000000", "partition": "standard-g", "container_image": "a.sif"}, []),
         ("lumi-g", {"account": "project_465000000", "partition": "standard-g"}, ["python", "torch", "plugin"]),
         ("lumi-g", {"account": "project_465000000", "partition": "standard-g", "nodes": 1}, ["python", "torch"]),
+        (
+            "ncsa-deltaai",
+            {"account": "a", "partition": "ghx4", "modules": "python/miniforge3_pytorch/2.10.0"},
+            ["plugin"],
+        ),
+        ("ncar-derecho", {"account": "a", "partition": "main", "modules": "cuda conda"}, ["torch", "plugin"]),
+        ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Stages/2026 PyTorch/2.9.1"}, []),
+        ("isambard-ai", {"partition": "workq", "modules": "cray-python brics/nccl"}, ["torch"]),
+        ("isambard-ai", {"partition": "workq", "modules": "cray-python"}, ["torch", "plugin"]),
+        ("runpod-slurm", {}, []),
+        ("nebius-soperator", {}, ["python", "torch"]),
+        ("nebius-soperator", {"container_image": "a.sqsh"}, []),
+        ("lambda-1cc", {}, []),
     ],
 )
 def test_what_nobody_provides_is_named_with_the_line_to_add(

@@ -52,6 +52,7 @@ class Site:
     mpiexec: str = "pals"
     routed: Mapping[str, str] = field(default_factory=dict)  # queue of qsub: queue where it runs
     plugin_from: str | None = None  # the module or path that brings the network plugin
+    adapts: str | None = None  # a script of the site in each container: it brings the plugin, and runs what follows
     module_says: str = "lmod-unknown.txt"
 
 
@@ -300,7 +301,7 @@ def _launchers(sandbox: Sandbox) -> None:
                                | {"container-workdir", "container-env", "container-mounts"}),
         "image_env": {**IMAGE, "PATH": f"{root}/image/bin:{root}/bin"}, "image_workdir": f"{root}/image/workspace",
         "home": str(root / "home"), "plugin": f"{root}/plugin", "mpiexec": site.mpiexec,
-        "mpiexec_version": str(version),
+        "mpiexec_version": str(version), "adapts": site.adapts,
     }  # fmt: skip
     (root / "bin" / "site.json").write_text(json.dumps(ours))
     program = root / "bin" / "standin_site.py"

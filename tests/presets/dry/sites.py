@@ -21,6 +21,12 @@ SITES = {
     "olcf-frontier": Site(frozenset(), plugin_from="rccl-net-plugin"),
     # gIB's directory, also inside the container: the source of env_scripts and container in the preset.
     "gcp-a3-ultra": Site(frozenset(), plugin_from="/usr/local/gib/lib64"),
+    # mpiexec: Cray PALS, NCAR/HPC-Docs docs/compute-systems/derecho/compiling-code-on-derecho/index.md (PALS_CPU_BIND);
+    # queues: docs/pbs/charging.md, of jobs that ask for GPUs.
+    "ncar-derecho": Site(frozenset(), "pals", {"main": "gpu", "develop": "gpu", "preempt": "pgpu"}),
+    # The module, and the script that its brics/apptainer-multi-node has in every container, which ends in the command
+    # behind it: the sources of modules and container in the preset.
+    "isambard-ai": Site(frozenset(), plugin_from="brics/nccl", adapts="/host/adapt.sh"),
     # The source of library_paths in the preset: TCPX is there.
     "gcp-a3-high": Site(frozenset(), plugin_from="/var/lib/tcpx/lib64"),
 }

@@ -273,26 +273,64 @@ def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], f
 
     An environment on top of the site's takes torch from there; else pip gets the index of the build that runs there.
     """
-    steps = [f"cd {shlex.quote(dest)}"]
-    if not answers.get("container_image"):
-        known = facts.get("known") or {}
-        given = provided_by(facts, "torch") is not None
-        if answers.get("modules"):
-            steps += [f"module use {path}" for path in known.get("module_paths") or ()]
-            steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
-        uenv = known.get("uenv")
-        steps += [f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}"] if uenv else []
-        steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
-        if known.get("torch_index") and not given:
-            steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
-        steps.append("python -m pip install -e '.[dev]'")
-    return [*steps, _start(scripts, answers)]
+    known = facts.get("known") or {}
+    inside = answers.get("container_image")
+    steps = in_image(answers, known) if inside and known.get("container") else [] if inside else _in_venv(facts, answers)
+    return [f"cd {shlex.quote(dest)}", *steps, _start(scripts, answers)]
+
+
+def _in_venv(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:
+    known = facts.get("known") or {}
+    given = provided_by(facts, "torch") not in (None, "pip")
+    steps = []
+    if answers.get("modules"):
+        steps += [f"module use {path}" for path in known.get("module_paths") or ()]
+        steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
+    if uenv := known.get("uenv"):
+        steps += [f"uenv image pull {uenv['image']}", f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}"]
+    steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
+    if known.get("torch_index") and not given:
+        steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
+    return [*steps, "python -m pip install -e '.[dev]'"]
+
+
+def in_image(answers: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """Return the commands that put the project's packages beside those of the image, in .venv-image.
+
+    The batch scripts add that directory to what ranks see. What only srun can start is started in a job.
+    """
+    container = known["container"]
+    if container.get("packages"):
+        return []
+    command, flags = container.get("command") or [], container.get("srun_flags") or []
+    loaded = answers.get("modules") or ""
+    if loaded == " ".join(known.get("modules") or ()) and container.get("modules") is not None:
+        loaded = " ".join(container["modules"])
+    steps = [f"module use {path}" for path in known.get("module_paths") or ()] if loaded else []
+    steps += [f"module load {loaded}"] if loaded else []
+    image = str(answers["container_image"])
+    make = ["python -m venv --system-site-packages .venv-image", ".venv-image/bin/python -m pip install -e ."]
+    if command:
+        start = " ".join(_word(word.replace("{image}", image)) for word in command)
+        return [*steps, *(f"{start} {line}" for line in make)]
+    asked = [f"--{name}={shlex.quote(str(answers[name]))}" for name in ("account", "partition", "qos") if answers.get(name)]
+    options = [_word(flag.replace("{image}", image)) for flag in flags]
+    if any(flag.startswith("--container-image") for flag in flags):
+        options.append('"--container-workdir=$PWD"')
+    start = " ".join(["srun", "--nodes=1", "--ntasks=1", *asked, *options])
+    return [*steps, f"{start} bash -c '{' && '.join(make)}'"]
+
+
+def _word(word: str) -> str:
+    """Return a word of a command for a shell: $NAME stands for a variable."""
+    return f'"{word}"' if "$" in word else shlex.quote(word)
 
 
 def _torch_note(facts: Mapping[str, Any]) -> str:
     """Return what to say of torch's builds, unless the commands say it or something else brings torch."""
     known = facts.get("known") or {}
-    if known.get("torch_index") or provided_by(facts, "torch") or facts.get("container_image"):
+    given = provided_by(facts, "torch") not in (None, "pip")
+    if known.get("torch_index") or given or facts.get("container_image"):
         return ""
     return ROCM_NOTE if known.get("accelerator") == "rocm" else TORCH_NOTE
 

@@ -118,9 +118,10 @@ def _is_provided(need: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     name, inside = need.get("name") or "", bool(facts.get("container_image"))
     if need["by"] == "module":
         loaded = str(facts.get("modules") or "").split()
-        return any(module == name or module.startswith(f"{name}/") for module in loaded)
-    uenv = "uenv" in (facts.get("known") or {})
-    return {"site": True, "container": inside, "uenv": uenv and not inside, "user": False}[need["by"]]
+        return any(not name or module == name or module.startswith(f"{name}/") for module in loaded)
+    uenv = bool((facts.get("known") or {}).get("uenv"))
+    given = {"site": True, "container": inside, "uenv": uenv and not inside, "pip": not inside, "user": False}
+    return given[need["by"]]
 
 
 def _unprovided(facts: Mapping[str, Any]) -> list[str]:
@@ -133,6 +134,9 @@ def _unprovided(facts: Mapping[str, Any]) -> list[str]:
             continue
         ways = [_way(need) for need in listed]
         found.append(f"{what}: {', or '.join(dict.fromkeys(filter(None, ways)))}")
+    container = (facts.get("known") or {}).get("container") or {}
+    if facts.get("container_image") and container.get("packages"):
+        found.append(f"the project's packages in the image: {container['packages']}")
     return found
 
 

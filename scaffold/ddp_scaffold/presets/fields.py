@@ -29,7 +29,14 @@ GROUPS = {
 }
 TITLE = ("name", "title", "extends", "keywords", "verified_on", "status")
 LEFT_OPEN = "-"  # a value that is null
-BY = {"module": "a module", "container": "the container", "uenv": "the uenv", "site": "the site", "user": "you"}
+BY = {
+    "module": "a module",
+    "container": "the container",
+    "uenv": "the uenv",
+    "pip": "pip, in .venv",
+    "site": "the site",
+    "user": "you",
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ def text(value: Any) -> str:
             "" if value.modules is None else f"modules there: {text(value.modules)}",
             f"variables are passed as {value.variables} needs it" if value.variables else "",
             f"library paths inside: {text(value.library_paths)}" if value.library_paths else "",
+            f"packages: {value.packages}" if value.packages else "",
         ]
     elif isinstance(value, Preemption):
         parts = [

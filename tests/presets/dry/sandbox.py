@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ DEADLINE_S = 60
 JOB = "4242"
 # Variables of the image nvidia/cuda:11.8.0-base-ubuntu22.04: github.com/NVIDIA/pyxis tests/env.bats.
 IMAGE = {"CUDA_VERSION": "11.8.0", "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}
+PACKAGES = ".venv-image/lib/python3.12/site-packages"  # of the environment that is made inside an image
 BUILT_IN = ("Socket", "IB")  # networks that NCCL has without a plugin
 # How nvidia-smi -L and rocm-smi --showproductname call what presets name.
 PRODUCTS = {
@@ -136,7 +138,11 @@ def build(root: Path, launch: Path, base: Path, preset: Preset, site: Site, node
         if found := shutil.which(name):
             (root / "bin" / name).symlink_to(found)
     _python(sandbox, root / "image" / "bin", "image")
-    _python(sandbox, project / ".venv" / "bin", "venv")
+    if container:
+        _host_python(sandbox)
+        (project / PACKAGES).mkdir(parents=True)
+    else:
+        _python(sandbox, project / ".venv" / "bin", "venv")
     venv = project / ".venv"
     (venv / "bin" / "activate").write_text(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"\n")
     _network(sandbox)
@@ -164,6 +170,23 @@ exec '{sys.executable}' "$@"
     for name in ("python", "python3"):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
+
+
+def _host_python(sandbox: Sandbox) -> None:
+    """The .venv of a container's host, by the commands of `new`: PyYAML, and nothing else that is not Python's own."""
+    folder = sandbox.project / ".venv"
+    for package in ("yaml", "_yaml"):
+        if found := find_spec(package):
+            source = Path(str(found.origin)).parent
+            shutil.copytree(source, folder / "packages" / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (folder / "bin").mkdir(parents=True)
+    script = f"""#!/bin/sh
+export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{folder}/packages"
+exec '{sys.executable}' -S "$@"
+"""
+    for name in ("python", "python3"):
+        (folder / "bin" / name).write_text(script)
+        (folder / "bin" / name).chmod(0o755)
 
 
 def interface(preset: Preset) -> str:

@@ -18,6 +18,7 @@ import yaml
 from git_helpers import git
 
 from ddp_scaffold.presets import load
+from ddp_scaffold.presets.facts import needs
 from ddp_scaffold.presets.schema import Preset
 
 sys.path.insert(0, str(Path(__file__).with_name("dry")))
@@ -34,17 +35,12 @@ TYPICAL = {
     ("alcf-polaris", "mpiexec", "bare"),
     ("aws-hyperpod", "torchrun", "container"),
     ("tacc-vista", "ibrun", "bare"),
+    ("cscs-clariden", "srun", "bare"),
 }
 IMAGE_NAMES = {"shifter": "docker:nvcr.io/nvidia/pytorch:24.10-py3"}
-NO_PLUGIN = "NCCL_NET=AWS Libfabric is forced, and nothing puts a plugin on the library path"
-# Jobs that would not start, or not as promised, with the reason. A case that is put right fails here until it goes.
-NO_PLUGINS = ("nersc-perlmutter", "cscs-clariden", "generic-slurm-slingshot")
-KNOWN: dict[Case, list[str]] = {
-    # Without a container the plugin is the user's to bring. The start of ranks ends such a job with 78, and says so.
-    (name, launcher, "bare"): [NO_PLUGIN]
-    for name in NO_PLUGINS
-    for launcher in ("srun", "torchrun")
-}
+NO_PLUGIN = " is forced, and nothing puts a plugin on the library path"
+# Modules that a user adds where `new` names a plugin as still needed, as the preset's `needs` says them.
+TOLD = {"nersc-perlmutter": "pytorch nccl", "generic-slurm-slingshot": "aws-ofi-nccl"}
 
 
 def cases() -> list[Any]:
@@ -56,7 +52,8 @@ def cases() -> list[Any]:
             continue
         own = preset.launcher.value
         launchers = ["srun", "torchrun"] if scheduler == "slurm" and own != "ibrun" else [own]
-        ways = ["bare", "container"] if preset.container and preset.container.value else ["bare"]
+        ways = ["bare", *(["container"] if preset.container and preset.container.value else [])]
+        ways += ["told"] if name in TOLD else []
         for case in ((name, launcher, way) for launcher in launchers for way in ways):
             marks = [] if case in TYPICAL else [pytest.mark.slow]
             found.append(pytest.param(case, marks=marks, id="-".join(case)))
@@ -135,10 +132,20 @@ def answers(preset: Preset, launcher: str, way: str) -> dict[str, Any]:
         container = preset.container.value if preset.container else None
         program = container.command[0] if container and container.command else ""
         found["container_image"] = IMAGE_NAMES.get(program, "pytorch.sif" if program else "/shared/pytorch.sqsh")
+    if way == "told":
+        found["modules"] = TOLD[preset.name]
     account = preset.account.value if preset.account else None
     if account and account.required:
         found["account"] = account.example or "demo"
     return found
+
+
+def still_needed(preset: Preset, answered: Mapping[str, Any]) -> list[str]:
+    """Return what `new` names as still needed with these answers."""
+    data = preset.model_dump(mode="json")
+    known = {name: fact["value"] for name, fact in data.items() if isinstance(fact, dict) and "value" in fact}
+    known["limits"] = [fact["value"] for fact in data["limits"]]
+    return needs({"preset_data": data, "known": known, **answered})
 
 
 def nodes_of(script: Path) -> int:
@@ -174,7 +181,14 @@ def test_a_job_starts_as_its_preset_promises(case: Case, prepare: Start, rendere
     sandbox, run = prepare(case)
     answered = yaml.safe_load((rendered(case) / ".copier-answers.yml").read_text())
     ended = run()
-    assert found_wrong(case, answered, sandbox, ended) == KNOWN.get(case, []), ended.output
+    wrong = found_wrong(case, answered, sandbox, ended)
+    without_plugin = [text for text in wrong if text.endswith(NO_PLUGIN)]
+    told = [text for text in still_needed(sandbox.preset, answered) if text.startswith("plugin: ")]
+    assert wrong == without_plugin, ended.output
+    assert bool(without_plugin) <= bool(told), "the job lacks its plugin, and `new` does not say so"
+    if case[2] == "told" or any(line.name == "NCCL_NET" for line in sandbox.preset.env):
+        assert bool(told) <= bool(without_plugin), "`new` asks for a plugin that the job has"
+    assert case[2] != "told" or not told, "what `new` names does not bring the plugin"
 
 
 LUMI: Case = ("lumi-g", "srun", "container")

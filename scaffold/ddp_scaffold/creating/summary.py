@@ -275,7 +275,9 @@ def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], f
     """
     known = facts.get("known") or {}
     inside = answers.get("container_image")
-    steps = in_image(answers, known) if inside and known.get("container") else [] if inside else _in_venv(facts, answers)
+    steps = (
+        in_image(answers, known) if inside and known.get("container") else [] if inside else _in_venv(facts, answers)
+    )
     return [f"cd {shlex.quote(dest)}", *steps, _start(scripts, answers)]
 
 
@@ -287,7 +289,10 @@ def _in_venv(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:
         steps += [f"module use {path}" for path in known.get("module_paths") or ()]
         steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
     if uenv := known.get("uenv"):
-        steps += [f"uenv image pull {uenv['image']}", f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}"]
+        steps += [
+            f"uenv image pull {uenv['image']}",
+            f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}",
+        ]
     steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
     if known.get("torch_index") and not given:
         steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
@@ -313,7 +318,9 @@ def in_image(answers: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     if command:
         start = " ".join(_word(word.replace("{image}", image)) for word in command)
         return [*steps, *(f"{start} {line}" for line in make)]
-    asked = [f"--{name}={shlex.quote(str(answers[name]))}" for name in ("account", "partition", "qos") if answers.get(name)]
+    asked = [
+        f"--{name}={shlex.quote(str(answers[name]))}" for name in ("account", "partition", "qos") if answers.get(name)
+    ]
     options = [_word(flag.replace("{image}", image)) for flag in flags]
     if any(flag.startswith("--container-image") for flag in flags):
         options.append('"--container-workdir=$PWD"')

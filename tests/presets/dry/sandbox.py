@@ -141,6 +141,11 @@ def build(root: Path, launch: Path, base: Path, preset: Preset, site: Site, node
     if container:
         _host_python(sandbox)
         (project / PACKAGES).mkdir(parents=True)
+    elif preset.uenv:  # .venv is on top of it: without the uenv's mount its python leads nowhere
+        _python(sandbox, root / "uenv-image" / "bin", "venv")
+        (project / ".venv" / "bin").mkdir(parents=True)
+        for name in ("python", "python3"):
+            (project / ".venv" / "bin" / name).symlink_to(root / "user-environment" / "bin" / name)
     else:
         _python(sandbox, project / ".venv" / "bin", "venv")
     venv = project / ".venv"
@@ -371,8 +376,22 @@ def submit_slurm(sandbox: Sandbox, script: Path, **extra: str) -> Ended:
     given |= {"SLURM_CPUS_PER_TASK": cpus} if cpus else {}
     spool = sandbox.root / "slurm_script"
     shutil.copy(script, spool)
-    environment = {**batch_environment(sandbox), **{name: str(value) for name, value in given.items()}, **extra}
+    base = batch_environment(sandbox)
+    if "--uenv" in options:
+        base |= _mounted(sandbox, options.get("--view"))
+    environment = {**base, **{name: str(value) for name, value in given.items()}, **extra}
     return sandbox.run(spool, environment)
+
+
+def _mounted(sandbox: Sandbox, view: str | None) -> dict[str, str]:
+    """What uenv's plugin of Slurm does for a job: it mounts the image, and sets the environment of a view
+    (eth-cscs/cscs-docs docs/software/uenv, docs/software/ml/pytorch.md: the default view has the network plugin)."""
+    where = sandbox.root / "user-environment"
+    if not where.exists():
+        where.symlink_to(sandbox.root / "uenv-image")
+    if view is None:
+        return {}
+    return {"PATH": f"{where}/bin:{sandbox.root}/bin", "LD_LIBRARY_PATH": f"{sandbox.root}/plugin"}
 
 
 def submit_pbs(sandbox: Sandbox, script: Path, qstat: str = 'exec cat "$0.txt"', **extra: str) -> Ended:

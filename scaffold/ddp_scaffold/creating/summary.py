@@ -19,6 +19,7 @@ from ..template.given import ANSWERS_FILE
 from ..template.own_preset import ANSWER
 from ..template.questions import Question, is_default
 from ..template.render import Rendered
+from .steps import next_steps
 
 TORCH_NOTE = (
     "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
@@ -35,9 +36,6 @@ CLOCKS = {
     "collective": "collective_timeout_s",
     "guard": "guard_deadline_s",
 }
-
-# What starts a training, the scheduler's script before the one that runs on this machine.
-STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def describe(
         answers=rendered.answers,
         command=command,
         files=list(files),
-        next=_next_steps(dest, scripts, rendered.answers, facts),
+        next=next_steps(dest, scripts, rendered.answers, facts),
         template=Origin(recorded["_src_path"], recorded["_commit"]),
         follows=follows,
         job=_job(facts, rendered.answers),
@@ -268,71 +266,6 @@ def _world_size(answers: Mapping[str, Any]) -> int | None:
     return int(answers["nproc"]) if str(answers.get("nproc")).isdecimal() else None
 
 
-def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the commands to type. The launch scripts take `.venv`, if it is there; a container has its own Python.
-
-    An environment on top of the site's takes torch from there; else pip gets the index of the build that runs there.
-    """
-    known = facts.get("known") or {}
-    inside = answers.get("container_image")
-    steps = (
-        in_image(answers, known) if inside and known.get("container") else [] if inside else _in_venv(facts, answers)
-    )
-    return [f"cd {shlex.quote(dest)}", *steps, _start(scripts, answers)]
-
-
-def _in_venv(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:
-    known = facts.get("known") or {}
-    given = provided_by(facts, "torch") not in (None, "pip")
-    steps = []
-    if answers.get("modules"):
-        steps += [f"module use {path}" for path in known.get("module_paths") or ()]
-        steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
-    if uenv := known.get("uenv"):
-        steps += [
-            f"uenv image pull {uenv['image']}",
-            f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}",
-        ]
-    steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
-    if known.get("torch_index") and not given:
-        steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
-    return [*steps, "python -m pip install -e '.[dev]'"]
-
-
-def in_image(answers: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Return the commands that put the project's packages beside those of the image, in .venv-image.
-
-    The batch scripts add that directory to what ranks see. What only srun can start is started in a job.
-    """
-    container = known["container"]
-    if container.get("packages"):
-        return []
-    command, flags = container.get("command") or [], container.get("srun_flags") or []
-    loaded = answers.get("modules") or ""
-    if loaded == " ".join(known.get("modules") or ()) and container.get("modules") is not None:
-        loaded = " ".join(container["modules"])
-    steps = [f"module use {path}" for path in known.get("module_paths") or ()] if loaded else []
-    steps += [f"module load {loaded}"] if loaded else []
-    image = str(answers["container_image"])
-    make = ["python -m venv --system-site-packages .venv-image", ".venv-image/bin/python -m pip install -e ."]
-    if command:
-        start = " ".join(_word(word.replace("{image}", image)) for word in command)
-        return [*steps, *(f"{start} {line}" for line in make)]
-    asked = [
-        f"--{name}={shlex.quote(str(answers[name]))}" for name in ("account", "partition", "qos") if answers.get(name)
-    ]
-    options = [_word(flag.replace("{image}", image)) for flag in flags]
-    if any(flag.startswith("--container-image") for flag in flags):
-        options.append('"--container-workdir=$PWD"')
-    start = " ".join(["srun", "--nodes=1", "--ntasks=1", *asked, *options])
-    return [*steps, f"{start} bash -c '{' && '.join(make)}'"]
-
-
-def _word(word: str) -> str:
-    """Return a word of a command for a shell: $NAME stands for a variable."""
-    return f'"{word}"' if "$" in word else shlex.quote(word)
-
-
 def _torch_note(facts: Mapping[str, Any]) -> str:
     """Return what to say of torch's builds, unless the commands say it or something else brings torch."""
     known = facts.get("known") or {}
@@ -355,11 +288,3 @@ def _job(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[tuple[str
         ("queue" if pbs else "partition", answers.get("partition") or "none named: the cluster's default"),
         ("time", f"{answers['walltime']} for each job"),
     ]
-
-
-def _start(scripts: Sequence[str], answers: Mapping[str, Any]) -> str:
-    """Return the command that starts a training: with the launch script of the scheduler, if there is one."""
-    for script, command in STARTS.items():
-        if script in scripts:
-            return f"{command} {script}"
-    return f"python -m {answers['package']}.train"

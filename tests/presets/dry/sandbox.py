@@ -163,11 +163,12 @@ def _python(sandbox: Sandbox, folder: Path, label: str) -> None:
     """A Python that notes the environment instead of starting preflight or training; all else is the real one."""
     folder.mkdir(parents=True, exist_ok=True)
     root = sandbox.root
-    note = f"export SANDBOX_PYTHON={label}; exec env -0 >'{root}/ranks'"
+    note = f"export SANDBOX_PYTHON={label}; env -0 >'{root}/ranks'"
+    code = f"exit $(cat '{root}/ends' 2>/dev/null || echo 0)"  # how training ends, if a test has written it there
     script = f"""#!/bin/sh
 case "$*" in
-"-m demo.ddp.preflight"*) {note}/preflight.$SANDBOX_HOST.$$ ;;
-"-m demo.train"*) {note}/train.$SANDBOX_HOST.$$ ;;
+"-m demo.ddp.preflight"*) {note}/preflight.$SANDBOX_HOST.$$; exit ;;
+"-m demo.train"*) {note}/train.$SANDBOX_HOST.$$; {code} ;;
 *launch/agent.py*) shift; exec '{sys.executable}' '{root}/bin/standin_site.py' torchrun "$@" ;;
 esac
 exec '{sys.executable}' "$@"

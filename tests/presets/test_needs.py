@@ -20,7 +20,8 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
     data = yaml.safe_load((ROOT / f"templates/presets/{name}.yml").read_text())
     known = {key: fact["value"] for key, fact in data.items() if isinstance(fact, dict) and "value" in fact}
     known["limits"] = [fact["value"] for fact in data.get("limits", [])]
-    return {"preset_data": data, "known": known, "nodes": 2, "gpus_per_node": known["gpus_per_node"], **answers}
+    given = {"nodes": 2, "gpus_per_node": known.get("gpus_per_node"), **answers}
+    return {"preset_data": data, "known": known, **given}
 
 
 @pytest.mark.parametrize(
@@ -123,3 +124,11 @@ def test_a_need_that_nobody_meets_names_a_way_out() -> None:
         for fact in load.load_preset(path).needs:
             if fact.value.by == "user":
                 assert fact.value.add, f"{path.stem}: {fact.value.what}"
+
+
+def test_a_partition_of_other_nodes_names_the_answers_that_fit() -> None:
+    given = {"partition": "gpu-h100", "nodes": 1, "modules": "python3/3.11"}
+    assert needs(facts("tacc-lonestar6", gpus_per_node=3, **given)) == [
+        "gpu-h100 has 2 GPUs a node, not 3: --set gpus_per_node=2 --set cpus_per_task=48"
+    ]
+    assert needs(facts("tacc-lonestar6", gpus_per_node=2, **given)) == []

@@ -85,7 +85,23 @@ def needs(facts: Mapping[str, Any]) -> list[str]:
         submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
         example = account.get("example") or "NAME"
         found.append(f"an account (--set account=..., or {submit} {option}{example} for each job)")
-    return found + _unprovided(facts)
+    return found + _too_many_gpus(facts) + _unprovided(facts)
+
+
+def _too_many_gpus(facts: Mapping[str, Any]) -> list[str]:
+    """Return which answers ask a partition's nodes for more GPUs than they have."""
+    asked = facts.get("gpus_per_node") or 1
+    for limit in (facts.get("known") or {}).get("limits") or ():
+        most = limit.get("gpus_per_node")
+        if (
+            most
+            and limit.get("by", "partition") == "partition"
+            and limit["name"] == facts.get("partition")
+            and asked > most
+        ):
+            cpus = f" --set cpus_per_task={limit['cpus_per_task']}" if limit.get("cpus_per_task") else ""
+            return [f"{limit['name']} has {most} GPUs a node, not {asked}: --set gpus_per_node={most}{cpus}"]
+    return []
 
 
 def met_hangs(facts: Mapping[str, Any]) -> list[str]:

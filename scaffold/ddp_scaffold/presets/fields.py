@@ -159,7 +159,8 @@ def _cells(name: str, item: Any) -> tuple[str, ...]:
         return (name, f"open{_where(item)}: {value}" if item.open else value)
     if isinstance(value, Limit):
         longest, preemptible = value.max_walltime or "", "yes" if value.preemptible else ""
-        note = "; ".join(filter(None, ("" if value.chains else "no restarts by themselves", value.note)))
+        hardware = f"{value.gpus_per_node} GPUs a node" if value.gpus_per_node else ""
+        note = "; ".join(filter(None, ("" if value.chains else "no restarts by themselves", hardware, value.note)))
         return (value.name, value.by, nodes(value.min_nodes, value.max_nodes), longest, preemptible, note)
     return (name, text(value))
 

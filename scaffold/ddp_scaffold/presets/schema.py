@@ -76,6 +76,9 @@ class Limit(Strict):
     preemptible: bool = False
     unnamed: bool = False  # it counts as well when a job names neither partition nor QoS
     chains: bool = True  # False: no job may follow another by itself there, so none restarts itself
+    # Of its nodes, where they have fewer than the preset says: `new` names the answers that fit.
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    cpus_per_task: Annotated[int, Field(ge=1, le=1024)] | None = None
     note: Text | None = None
 
 

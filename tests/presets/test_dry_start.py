@@ -259,7 +259,11 @@ def test_a_missing_python_ends_the_job_with_78(prepare: Start) -> None:
     assert "error: there is no python on the PATH" in ended.output
 
 
-OLD = """case "$*" in *version_info*) ;; *) echo 'SyntaxError: future feature annotations is not defined' >&2 ;; esac
+# A Python 3.6: it says so, and can read no file of ours.
+OLD = f"""if [ "$1" = -c ]; then
+  exec '{sys.executable}' -S -c 'import sys; sys.version_info = (3, 6, 15); exec(sys.argv[1])' "$2"
+fi
+echo 'SyntaxError: future feature annotations is not defined' >&2
 exit 1"""
 
 

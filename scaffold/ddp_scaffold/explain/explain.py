@@ -5,16 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TypeVar
 
+from .._errors import UsageError
 from .events import Event, Reader, words
 from .explanation import Explanation, RankRow, Span, Verdict
 from .facts import Job, gather
+from .flight_recorder import Dump, read_dump
 from .rules import SIGNALS, judge
 from .scan import Shapes, hits
 from .sources import Source, Sources, blocks, find
 
+Result = TypeVar("Result")
 ALONE = 32 << 20  # bytes; less than that one process reads sooner than others are started
 MOST_EVENTS = 20_000  # of one file
 _shapes: list[Shapes] = []  # of this process, kept from file to file
@@ -27,23 +32,53 @@ def explain(paths: Sequence[str]) -> tuple[Explanation, tuple[str, ...]]:
         UsageError: the input cannot be used.
     """
     sources = find(paths)
-    job = gather(_events(sources))
+    dumps, refused = _dumps(sources)
+    job = gather(_events(sources), dumps)
     verdict = judge(job)
     names = tuple(source.name for source in sources.files)
-    return Explanation(verdict, _rows(job, verdict), _timeline(job), names), sources.notes
+    return Explanation(verdict, _rows(job, verdict), _timeline(job), names), (*sources.notes, *refused)
 
 
-def _events(sources: Sources) -> Iterator[Event]:
-    logs = [source for source in sources.files if source.format != "pickle"]
-    workers = min(os.cpu_count() or 1, len(logs), 8)
-    if workers < 2 or sum(source.size for source in logs) < ALONE or any(log.format == "stdin" for log in logs):
-        for source in logs:
-            yield from read(source)
+def _dumps(sources: Sources) -> tuple[list[Dump], list[str]]:
+    """Return the flight-recorder dumps, and why others cannot be read: what else there is still counts.
+
+    Raises:
+        UsageError: a dump cannot be read, and there is nothing else.
+    """
+    files = [source for source in sources.files if source.format == "dump"]
+    dumps: list[Dump] = []
+    refused: list[str] = []
+    for found in _mapped(_dump, files):
+        if isinstance(found, Dump):
+            dumps.append(found)
+        elif len(sources.files) == len(files) and len(refused) == len(files) - 1:
+            raise found
+        else:
+            refused.append(found.message)
+    return dumps, refused
+
+
+def _dump(source: Source) -> Dump | UsageError:
+    try:
+        return read_dump(Path(source.path))
+    except UsageError as error:
+        return error
+
+
+def _mapped(function: Callable[[Source], Result], sources: Sequence[Source]) -> Iterator[Result]:
+    """Yield what a function returns for each source, in order; with several processes where that is sooner."""
+    workers = min(os.cpu_count() or 1, len(sources), 8)
+    if workers < 2 or sum(source.size for source in sources) < ALONE or any(s.format == "stdin" for s in sources):
+        yield from map(function, sources)
         return
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for events in pool.map(read, logs, chunksize=max(1, min(16, len(logs) // (4 * workers)))):
-            yield from events
+        yield from pool.map(function, sources, chunksize=max(1, min(16, len(sources) // (4 * workers))))
+
+
+def _events(sources: Sources) -> Iterator[Event]:
+    for events in _mapped(read, [source for source in sources.files if source.format != "dump"]):
+        yield from events
 
 
 def read(source: Source) -> list[Event]:
@@ -62,13 +97,16 @@ def read(source: Source) -> list[Event]:
 def _rows(job: Job, verdict: Verdict) -> tuple[RankRow, ...]:
     begin = min(job.last_seen.values(), default=0.0)
     exits = {row.rank: row.code for row in job.exits}
-    waiting = {timeout.rank: timeout for timeout in job.timeouts}
+    waiting = {timeout.rank: timeout.collective for timeout in job.timeouts}
+    recorded = {dump.rank: _recorded(dump) for dump in job.dumps}
+    victims = {*waiting, *(rank for rank, _ in job.consequences)}
+    victims |= {rank for rank, call in recorded.items() if "completed" not in call}
     rows = []
     for rank in sorted(job.ranks | set(verdict.first_ranks or ())):
         code = exits.get(rank)
         if rank in (verdict.first_ranks or ()):
             role = "culprit"
-        elif rank in waiting or any(other == rank for other, _ in job.consequences):
+        elif rank in victims:
             role = "victim"
         else:
             role = "launcher killed it" if code == -15 else "no sign"
@@ -77,12 +115,18 @@ def _rows(job: Job, verdict: Verdict) -> tuple[RankRow, ...]:
                 rank,
                 role,
                 job.hosts.get(rank, ""),
-                collective=waiting[rank].collective if rank in waiting else "",
+                collective=recorded.get(rank) or waiting.get(rank, ""),
                 exit="" if code is None else SIGNALS.get(code, f"exit {code}"),
                 last_seen=job.last_seen[rank] - begin if rank in job.last_seen else None,
             )
         )
     return tuple(rows)
+
+
+def _recorded(dump: Dump) -> str:
+    """Return the last collective of a dump that is not completed, else the last one; and its state."""
+    still = [call for call in dump.collectives if call.state != "completed"] or dump.collectives[-1:]
+    return f"{still[-1].operation} {still[-1].number} of group {still[-1].group}, {still[-1].state}" if still else ""
 
 
 def _timeline(job: Job) -> tuple[Span, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .events import CONSEQUENCE, Event
+from .flight_recorder import Dump, GroupState, compare
 
 FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=\D|$)")
 SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
@@ -70,14 +71,19 @@ class Job:
     last_seen: dict[int, float] = field(default_factory=dict)
     world_size: int | None = None
     files: int = 0
+    dumps: tuple[Dump, ...] = ()
+    groups: tuple[GroupState, ...] = ()  # as the dumps have it
 
     @property
     def first_timeout(self) -> Event | None:
         return self.timeouts[0].event if self.timeouts else None
 
 
-def gather(events: Iterable[Event]) -> Job:
-    """Return what the events of all files say together, in the order of files and lines."""
+def gather(events: Iterable[Event], dumps: Sequence[Dump] = ()) -> Job:
+    """Return what the events of all files and the flight-recorder dumps say together, in the order of files and lines.
+
+    Of several dumps of a rank, as after a restart, the last counts.
+    """
     every = list(events)
     job = Job(files=len({event.file for event in every}))
     rows = [event for event in every if event.name == "elastic_row"]
@@ -93,6 +99,10 @@ def gather(events: Iterable[Event]) -> Job:
                 job.last_seen[rank] = max(event.clock, job.last_seen.get(rank, 0.0))
         _take(job, event, rank)
     job.world_size = _world_size(job)
+    newest = {dump.rank: dump for dump in dumps}
+    job.dumps = tuple(newest[rank] for rank in sorted(newest))
+    job.groups = compare(job.dumps, job.world_size)
+    job.ranks.update(newest)
     return job
 
 

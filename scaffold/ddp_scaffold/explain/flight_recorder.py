@@ -351,13 +351,14 @@ def _group_state(
 
 def _mismatch(recorded: Mapping[int, Sequence[Collective]]) -> Mismatch | None:
     """Return the first sequence number whose operations, or sizes where those must agree, differ between ranks."""
-    numbers: dict[int, dict[str, list[int]]] = {}
+    numbers: dict[int, dict[int, str]] = {}
     for rank, own in sorted(recorded.items()):
-        for each in own:
-            numbers.setdefault(each.number, {}).setdefault(each.form, []).append(rank)
-    for number, found in sorted(numbers.items()):
-        if len(found) > 1:
-            return Mismatch(number, {what: tuple(ranks) for what, ranks in found.items()})
+        for each in own:  # those that were coalesced have one number
+            forms = numbers.setdefault(each.number, {})
+            forms[rank] = f"{forms[rank]} + {each.form}" if rank in forms else each.form
+    for number, forms in sorted(numbers.items()):
+        if len(set(forms.values())) > 1:
+            return Mismatch(number, {form: tuple(r for r in forms if forms[r] == form) for form in forms.values()})
     return None
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from .dump_rules import dumps_compared
 from .events import Event
-from .explanation import Confidence, Evidence, Verdict
+from .explanation import Confidence, Verdict
 from .facts import Exit, Job, Timeout
-from .kinds import ADVICE
+from .verdicts import name, verdict_of
 
-MOST_EVIDENCE = 6
 SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
 START = frozenset({"port_in_use", "device_mapping", "launcher_misconfig", "rendezvous_failed", "network_misconfig"})
 # What a process that was ended while others still held it may say: not a first failure once a timeout stands before it.
@@ -38,34 +38,6 @@ def judge(job: Job) -> Verdict:
         [],
         needs=("the output of all ranks, from the first error on", "the launcher's or the scheduler's last lines"),
     )
-
-
-def verdict_of(
-    kind: str,
-    ranks: Iterable[int] | None,
-    confidence: Confidence,
-    summary: str,
-    events: Iterable[Event],
-    *,
-    phase: str = "",
-    needs: Sequence[str] = (),
-) -> Verdict:
-    evidence = tuple(Evidence(event.file, event.line, event.text) for event in events)[:MOST_EVIDENCE]
-    first = tuple(sorted(set(ranks))) if ranks is not None else None
-    advice = (ADVICE[kind],) if ADVICE[kind] else ()
-    return Verdict(kind, first or None, phase, confidence, summary, evidence, advice, tuple(needs))
-
-
-def name(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 1, 2, 5-7"."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
-    return ("rank " if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks ") + ", ".join(parts)
 
 
 def scheduler_ended_it(job: Job) -> Verdict | None:
@@ -403,6 +375,7 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     work_beside_a_barrier,
     first_named_failure,
     dead_process,
+    dumps_compared,
     different_collectives,
     ended_early,
     never_issued,

@@ -11,6 +11,7 @@ import glob
 import gzip
 import importlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -22,7 +23,7 @@ from typing import IO, Literal, cast
 
 from .._errors import ScaffoldError, UsageError, one_line
 
-Format = Literal["text", "gzip", "zstd", "pickle", "stdin"]
+Format = Literal["text", "gzip", "zstd", "dump", "stdin"]
 MOST_FILES = 100_000
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # What compresses better than this is no log: real ones reach 5 to 60, one line repeated without end about 1,000.
@@ -33,6 +34,9 @@ OTHER = frozenset(
     | {".so", ".a", ".o", ".pyc", ".py", ".whl", ".zip", ".tar", ".h5", ".parquet", ".arrow", ".onnx", ".html"}
     | {".css", ".js", ".lock", ".sqlite", ".db", ".tfevents", ".distcp", ".metadata"}
 )
+
+
+DUMP_NAME = re.compile(r"\d\.json$")
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,9 @@ def _format(path: str) -> Format:
     if begin == ZSTD:
         return "zstd"
     if begin[:1] == b"\x80" and begin[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:  # the opcode PROTO and its number
-        return "pickle"
+        return "dump"
+    if begin[:1] == b"{" and DUMP_NAME.search(path) and b'"entries"' in _begin(path, 1 << 16):
+        return "dump"  # as PyTorch's debug server gives it
     return "text"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .lines import Line, Origin, decode, parse
-from .scan import Hit
+from .scan import Hit, Markers, markers
 
 LONGEST_TEXT = 400  # characters of a line that are kept as evidence
 
@@ -93,7 +93,6 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
     _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
     _r("elastic_row", "exitcode  :|exitcode :|time      :", r"time\s+: (?P<t>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)"),
-    _r("no_other", "NO_OTHER_FAILURES", r"<NO_OTHER_FAILURES>"),
     _r(
         "elastic_failed",
         "failed (exitcode",
@@ -133,20 +132,9 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
-        "barrier_guess",
-        "as device|Guessing device ID",
-        r"using (?:best-guess )?GPU (?P<g>\d+) .{0,24}as devices? used by this process|Guessing device ID",
-    ),
-    _r("torch_version", "torch", r"\b(?:torch|PyTorch)(?: version)?\s*[:=]{1,2}\s*(?P<v>\d+\.\d+)"),
-    _r("nccl_warn", "NCCL WARN", r"NCCL WARN (?P<m>.*)"),
-    _r(
-        "thread_stack",
-        "Fatal Python error|Current thread|Thread 0x",
-        r"^(?:Current thread|Thread) 0x\w+.*(?P<main>most recent call first)",
-    ),
-    _r(
         "finished",
-        "raining|xiting|inished|ompleted|DONE|done",
+        "raining done|raining is|raining finished|raining complete|inished training|inished successfully"
+        "|ompleted successfully",
         r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
         r" (?:completed|finished) successfully",
     ),
@@ -235,7 +223,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "nonfinite_loss",
-        "nan|NaN|FloatingPointError|inf",
+        "oss is|FloatingPointError|nan or inf|NaN or inf|nan loss|NaN loss|nan gradient|NaN gradient"
+        "|on-finite|found nan|found NaN",
         r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN"
         r"|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
     ),
@@ -254,7 +243,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "peer_to_peer",
-        "peer access|P2P|cudaDeviceEnablePeerAccess",
+        "peer access|P2P|peer mapping resources",
         r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
         r" resources exhausted",
     ),
@@ -298,13 +287,81 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
     return None
 
 
+# Each marker word holds one of these. Fewer and longer is faster, and so is what is rare in English and in the lines of
+# a training loop: chosen by weighing the time of one more search against that of looking at a line in vain.
+ANCHORS = (
+    "rror",
+    "fail",
+    " out",
+    "atch",
+    "ille",
+    "cess",
+    "nable to ",
+    "onnect",
+    "ected",
+    "ient",
+    "borted",
+    "ignal",
+    "peer",
+    "last",
+    "orld",
+    "vice",
+    "found",
+    "inconsistent",
+    "Failed to ",
+    "exitcode ",
+    "inished",
+    " or inf",
+    "ADDR",
+    "Interrupt",
+    "imeout",
+    "kill",
+    "Terminat",
+    "TERM",
+    "emory",
+    "store",
+    " complet",
+    "rec",
+    "LED",
+    " fa",
+    "ata",
+    "aus",
+    "y open files",
+    "xtend /dev/s",
+    "uplicate ran",
+    "ss already i",
+    "route to hos",
+    "raining done",
+    "ore than 1EB",
+    "nforceNotMet",
+    "ibv_modify_q",
+    "NCCL_TIMEOUT",
+    "time      :",
+    "GLOBAL_RANK",
+    "Broken pipe",
+    "raining is",
+    "WORLD_SIZE",
+    "on-finite",
+    "NVRM: Xid",
+    "nan loss",
+    "NaN loss",
+    "oss is",
+    "nranks",
+    "Exception: ",
+    "P2P",
+)
+
+
 def words() -> list[bytes]:
     """Return the marker words of all recognisers and signs, without those that hold another of them."""
     every = {word for recogniser in RECOGNISERS for word in recogniser.words}
     every |= {word for sign in SIGNS for word in sign.words} | {"Error: ", "Exception: ", "Interrupt"}
-    every = {re.sub(r"[0-9]", "", word) if not word[:1].isdigit() else word.lstrip("0123456789") for word in every}
-    shortest = [word for word in every if word and not any(other != word and other in word for other in every)]
-    return sorted(word.encode() for word in shortest)
+    return sorted(word.encode() for word in every if not any(other != word and other in word for other in every))
+
+
+def anchored_words() -> Markers:
+    """Return the marker words by the anchors with which a log is searched for them."""
+    return markers(words(), [anchor.encode() for anchor in ANCHORS])
 
 
 class Reader:

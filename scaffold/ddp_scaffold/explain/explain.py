@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from .._errors import UsageError
-from .events import Event, Reader, words
+from .events import Event, Reader, anchored_words
 from .explanation import Explanation, RankRow, Span, Verdict
 from .facts import Job, gather
 from .flight_recorder import Dump, read_dump
 from .rules import SIGNALS, judge
-from .scan import Shapes, hits
+from .scan import hits
 from .sources import Source, Sources, blocks, find
 
 Result = TypeVar("Result")
 ALONE = 32 << 20  # bytes; less than that one process reads sooner than others are started
 MOST_EVENTS = 20_000  # of one file
-_shapes: list[Shapes] = []  # of this process, kept from file to file
 
 
 def explain(paths: Sequence[str]) -> tuple[Explanation, tuple[str, ...]]:
@@ -83,11 +82,9 @@ def _events(sources: Sources) -> Iterator[Event]:
 
 def read(source: Source) -> list[Event]:
     """Return what one file says."""
-    if not _shapes:
-        _shapes.append(Shapes(words()))
     reader = Reader(source.name)
     events: list[Event] = []
-    for hit in hits(blocks(source), _shapes[0]):
+    for hit in hits(blocks(source), anchored_words()):
         events.extend(reader.events(hit))
         if len(events) >= MOST_EVENTS:
             break

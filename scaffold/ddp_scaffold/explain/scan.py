@@ -1,143 +1,111 @@
-"""Find the few lines that matter in a log of any size, in bounded memory.
+"""Find the few lines that matter in a log of any size, in bounded memory and without decoding the others.
 
-Nearly all lines of a log are alike but for their numbers. So each block of lines is stripped of its digits, and of
-the shapes that remain those that have not been seen yet are searched for marker words. Only a line that has one is
-decoded. Measured in benchmarks/explain.py.
+Each block of a log is searched for a few dozen short anchors, one after the other: a search for one literal is the
+fastest thing that Python has, and one expression of all of them takes eight times as long. A line with an anchor is
+then looked at for the marker words that hold this anchor. Measured in benchmarks/explain.py, also on a log whose lines
+all differ.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 BLOCK = 1 << 20
 AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
-LONGEST_LINE = 1 << 16  # bytes; what is longer is cut into pieces, so that a line without end needs no memory
-CONTEXT, MOST_AFTER = 40, 400  # lines
+LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
+CONTEXT = 1 << 13  # bytes before a block that a line may look back at
 DIGITS = b"0123456789"
 MOST_SHAPES = 50_000
 MOST_ALIKE = 8192  # lines of one shape that are looked at: as many as a job may have ranks in one file
 
+Markers = Mapping[bytes, Sequence[bytes]]  # an anchor -> the marker words that hold it, none of them twice
+
 
 @dataclass(frozen=True)
 class Hit:
-    """A line with a marker word, among the lines of its block."""
+    """A line with a marker word, at `start` to `end` of the buffer that it was found in."""
 
     number: int
-    raw: bytes
-    lines: Sequence[bytes]
-    index: int  # of the line in `lines`
+    buffer: bytes
+    start: int
+    end: int
+
+    @property
+    def raw(self) -> bytes:
+        return self.buffer[self.start : self.end]
 
     def after(self, count: int) -> Sequence[bytes]:
         """Return up to so many lines that follow."""
-        return self.lines[self.index + 1 : self.index + 1 + count]
+        begin = self.buffer.find(b"\n", self.end) + 1
+        if not begin:
+            return []
+        return self.buffer[begin : begin + AHEAD].split(b"\n", count)[:count]
 
     def before(self, count: int) -> Sequence[bytes]:
         """Return up to so many lines that stand before it."""
-        return self.lines[max(0, self.index - count) : self.index]
+        end = self.start - 1
+        return self.buffer[max(0, end - CONTEXT) : end].rsplit(b"\n", count)[-count:] if end > 0 else []
 
 
-class Shapes:
-    """Which shapes of lines have a marker word, remembered from file to file."""
-
-    def __init__(self, words: Iterable[bytes]) -> None:
-        self.words = tuple(words)
-        self.plain: set[bytes] = set()
-        self.marked: dict[bytes, int] = {}  # how often it was seen in this file
-
-    def begin_file(self) -> None:
-        self.marked = dict.fromkeys(self.marked, 0)
-
-    def learn(self, shapes: set[bytes]) -> None:
-        """Sort new shapes into those with a marker word and those without."""
-        if len(self.plain) + len(self.marked) > MOST_SHAPES:
-            self.plain.clear()
-            self.marked.clear()
-        new = [shape for shape in shapes - self.plain if shape not in self.marked]
-        if not new:
-            return
-        marked = {new[index] for index in self._with_a_word(new)}
-        self.marked.update(dict.fromkeys(marked, 0))
-        self.plain.update(shape for shape in new if shape not in marked)
-
-    def _with_a_word(self, shapes: list[bytes]) -> set[int]:
-        """Return the indexes of those that have a marker word.
-
-        One search for each word: one expression of all words took four times as long on lines that all differ.
-        """
-        text = b"\n".join(shapes)
-        begins = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
-        found: set[int] = set()
-        for word in self.words:
-            at = text.find(word)
-            while at >= 0:
-                index = bisect_right(begins, at) - 1
-                found.add(index)
-                at = text.find(word, begins[index + 1])
-        return found
-
-    def interesting(self, shape: bytes) -> bool:
-        """Tell whether a line of this shape has a marker word, and count it."""
-        seen = self.marked.get(shape)
-        if seen is None:
-            return False
-        self.marked[shape] = seen + 1
-        return seen < MOST_ALIKE
+def markers(words: Iterable[bytes], anchors: Sequence[bytes]) -> Markers:
+    """Return which words each anchor stands for. Raises ValueError where a word holds none of them."""
+    found: dict[bytes, list[bytes]] = {}
+    for word in words:
+        anchor = next((each for each in anchors if each in word), None)
+        if anchor is None:
+            raise ValueError(f"no anchor in {word!r}")
+        found.setdefault(anchor, []).append(word)
+    return found
 
 
-def hits(blocks: Iterable[bytes], shapes: Shapes, first_line: int = 1) -> Iterator[Hit]:
-    """Yield the lines that have a marker word, in order."""
-    shapes.begin_file()
-    number, rest = first_line, b""
-    before: list[bytes] = []
+def hits(blocks: Iterable[bytes], marked: Markers, first_line: int = 1) -> Iterator[Hit]:
+    """Yield the lines that have a marker word, in order. What a progress bar has ended by \\r counts as a line."""
+    number, done, buffer = first_line, 0, b""
+    seen: dict[bytes, int] = {}
     for block in blocks:
-        buffer = rest + block
-        if len(buffer) < BLOCK + AHEAD:
-            rest = buffer
+        buffer += block
+        if len(buffer) - done < BLOCK + AHEAD:
             continue
-        cut = buffer.rfind(b"\n", 0, len(buffer) - AHEAD) + 1
+        cut = max(buffer.rfind(b"\n", done, len(buffer) - AHEAD), buffer.rfind(b"\r", done, len(buffer) - AHEAD)) + 1
         if not cut:  # one line, longer than a block: a piece of it
             cut = len(buffer) - AHEAD
-        text, rest = buffer[:cut], buffer[cut:]
-        yield from _block(text, rest, number, before, shapes)
-        number += text.count(b"\n")
-        before = text[-8192:].split(b"\n")[1:-1][-CONTEXT:]
-    yield from _block(rest, b"", number, before, shapes)
+        yield from _found(buffer, done, cut, number, marked, seen)
+        number += buffer.count(b"\n", done, cut)
+        begin = max(0, cut - CONTEXT)
+        buffer, done = buffer[begin:], cut - begin
+    yield from _found(buffer, done, len(buffer), number, marked, seen)
 
 
-def _block(text: bytes, ahead: bytes, number: int, before: list[bytes], shapes: Shapes) -> Iterator[Hit]:
-    """Yield the hits of a block, whose lines are whole unless one is longer than the block."""
-    stripped = text.translate(None, DIGITS).split(b"\n")
-    found = set(stripped)
-    if max(map(len, found)) > LONGEST_LINE:
-        yield from _long_lines(text, number, shapes)
-        return
-    shapes.learn(found)
-    if found.isdisjoint(shapes.marked):
-        return
-    own = text.split(b"\n")
-    own.pop()  # behind the last newline; where there is none, the line is added again below
-    if not text.endswith(b"\n"):
-        own.append(text[text.rfind(b"\n") + 1 :])
-    lines = [*before, *own, *ahead.split(b"\n")[:MOST_AFTER]]
-    for index, shape in enumerate(stripped[: len(own)]):
-        if shapes.interesting(shape):
-            yield Hit(number + index, own[index], lines, len(before) + index)
+def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[bytes, int]) -> Iterator[Hit]:
+    """Yield the hits that begin between `start` and `stop`."""
+    lines: dict[int, int] = {}  # start -> end
+    for anchor, words in marked.items():
+        at = buffer.find(anchor, start, stop)
+        while at >= 0:
+            begin, end = _line(buffer, at, start)
+            if begin not in lines and any(buffer.find(word, begin, end) >= 0 for word in words):
+                lines[begin] = end
+            at = buffer.find(anchor, max(end, at + 1), stop)
+    counted = start
+    for begin, end in sorted(lines.items()):
+        number += buffer.count(b"\n", counted, begin)
+        counted = begin
+        shape = buffer[begin:end].translate(None, DIGITS)
+        times = seen.get(shape, 0)
+        if times >= MOST_ALIKE:
+            continue
+        if len(seen) > MOST_SHAPES:
+            seen.clear()
+        seen[shape] = times + 1
+        yield Hit(number, buffer, begin, end)
 
 
-def _long_lines(text: bytes, number: int, shapes: Shapes) -> Iterator[Hit]:
-    """Yield the hits of a block in which a line is very long: each part that a progress bar has ended by itself.
-
-    Of a part that is still too long only both ends are looked at, so that the effort stays in proportion.
-    """
-    for offset, line in enumerate(text.split(b"\n")):
-        parts: list[bytes] = []
-        for part in line.split(b"\r"):
-            parts += [part] if len(part) <= LONGEST_LINE else [part[:4096], part[-4096:]]
-        stripped = [part.translate(None, DIGITS) for part in parts]
-        shapes.learn(set(stripped))
-        for index, shape in enumerate(stripped):
-            if shapes.interesting(shape):
-                yield Hit(number + offset, parts[index], parts, index)
+def _line(buffer: bytes, at: int, first: int) -> tuple[int, int]:
+    """Return where the line around a place begins and ends; of a very long one, the part around the place."""
+    low, high = max(first, at - LONGEST_LINE // 4), at + LONGEST_LINE
+    begin = max(buffer.rfind(b"\n", low, at), buffer.rfind(b"\r", low, at)) + 1
+    end = buffer.find(b"\n", at, high)
+    end = min(high, len(buffer)) if end < 0 else end
+    overwritten = buffer.find(b"\r", at, end - 1)
+    return begin or low, overwritten if overwritten >= 0 else end

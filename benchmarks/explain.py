@@ -26,11 +26,12 @@ ROOT = Path(__file__).parents[1]
 ABSENT = 17
 
 
-WORDS = (
+TEXT = (
     "the a of to and in that model sample device peer last found rank network data loader failed checkpoint memory"
     " error process complete store token prompt answer question because reward policy value world time evaluation"
     " about river mountain window signal record received connect patient cause catch image language distributed"
-).split()
+)
+WORDS = TEXT.split()
 
 
 def alike(rank: int, _: random.Random) -> bytes:

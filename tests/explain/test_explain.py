@@ -16,10 +16,11 @@ from lookalikes import CASES, Case, behind, raised, watchdog
 from table import outcome
 
 from ddp_scaffold._errors import UsageError
-from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, anchored_words
+from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, anchors
 from ddp_scaffold.explain.explain import explain
 from ddp_scaffold.explain.explanation import Verdict
 from ddp_scaffold.explain.kinds import ADVICE
+from ddp_scaffold.explain.scan import hits
 
 MISSING = watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0)
 ENDLESS = 500_000_000
@@ -53,10 +54,11 @@ def test_each_kind_stands_twice_among_the_look_alikes() -> None:
 
 
 def test_every_marker_is_found_by_the_first_search() -> None:
-    marked = {word.decode() for found in anchored_words().values() for word in found}
+    marked = anchors()
     for item in (*RECOGNISERS, *SIGNS):
         for word in item.words:
-            assert any(marker in word for marker in marked), word
+            for text in (word, f"step 7, {word}", f"[rank0]:{word}.", f"\x1b[31m{word}\x1b[0m"):
+                assert [hit.number for hit in hits([f"a\n{text}\nb".encode()], marked)] == [2], text
 
 
 @pytest.mark.parametrize("ending", ["", "\r\n", "gzip", "folder", "noise", "latin"])

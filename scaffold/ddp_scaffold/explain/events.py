@@ -7,6 +7,7 @@ marker words, without which its expression is not tried.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,10 @@ from .lines import Line, Origin, decode, parse
 from .scan import Hit, Markers, markers
 
 LONGEST_TEXT = 400  # characters of a line that are kept as evidence
+MOST_SAME, SAME = (
+    2,
+    2048,
+)  # tracebacks of one file that are read if their first bytes are the same, rank and time included
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
     _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
-    _r("elastic_row", "exitcode  :|exitcode :|time      :", r"time\s+: (?P<t>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)"),
+    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+) \(pid: (?P<pid>\d+)\)"),
     _r(
         "elastic_failed",
         "failed (exitcode",
@@ -102,7 +107,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r("lightning", "GLOBAL_RANK", r"GLOBAL_RANK: (?P<r>\d+), MEMBER: (?P<m>\d+)/(?P<w>\d+)"),
     _r(
         "world_size",
-        "orld_size|orld size|orld Size|WORLD_SIZE|nranks",
+        "world_size|world size|World_size|World_Size|World size|World Size|WORLD_SIZE|nranks",
         r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+)"
         r" nranks (?P<n>\d+)",
     ),
@@ -133,8 +138,9 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
         "finished",
-        "raining done|raining is|raining finished|raining complete|inished training|inished successfully"
-        "|ompleted successfully",
+        "Training done|training done|Training is|training is|Training finished|training finished|Finished training"
+        "|finished training|Training complete|training complete|Training completed|training completed"
+        "|finished successfully|completed successfully",
         r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
         r" (?:completed|finished) successfully",
     ),
@@ -186,7 +192,7 @@ SIGNS: tuple[Sign, ...] = (
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
         "host_oom_kill",
-        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|invoked oom-killer",
+        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|oom-killer",
         r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
         r" Memory|invoked oom-killer",
     ),
@@ -224,13 +230,14 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "nonfinite_loss",
         "oss is|FloatingPointError|nan or inf|NaN or inf|nan loss|NaN loss|nan gradient|NaN gradient"
-        "|on-finite|found nan|found NaN",
+        "|nan gradients|NaN gradients|non-finite|found nan|found NaN",
         r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN"
         r"|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|Duplicate rank|rocess group has not been initialized|unrecognized arguments|MASTER_ADDR",
+        "expected, but not set|Duplicate rank|duplicate rank|process group has not been initialized"
+        "|unrecognized arguments",
         r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
         r" initialized|unrecognized arguments",
     ),
@@ -287,81 +294,10 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
     return None
 
 
-# Each marker word holds one of these. Fewer and longer is faster, and so is what is rare in English and in the lines of
-# a training loop: chosen by weighing the time of one more search against that of looking at a line in vain.
-ANCHORS = (
-    "rror",
-    "fail",
-    " out",
-    "atch",
-    "ille",
-    "cess",
-    "nable to ",
-    "onnect",
-    "ected",
-    "ient",
-    "borted",
-    "ignal",
-    "peer",
-    "last",
-    "orld",
-    "vice",
-    "found",
-    "inconsistent",
-    "Failed to ",
-    "exitcode ",
-    "inished",
-    " or inf",
-    "ADDR",
-    "Interrupt",
-    "imeout",
-    "kill",
-    "Terminat",
-    "TERM",
-    "emory",
-    "store",
-    " complet",
-    "rec",
-    "LED",
-    " fa",
-    "ata",
-    "aus",
-    "y open files",
-    "xtend /dev/s",
-    "uplicate ran",
-    "ss already i",
-    "route to hos",
-    "raining done",
-    "ore than 1EB",
-    "nforceNotMet",
-    "ibv_modify_q",
-    "NCCL_TIMEOUT",
-    "time      :",
-    "GLOBAL_RANK",
-    "Broken pipe",
-    "raining is",
-    "WORLD_SIZE",
-    "on-finite",
-    "NVRM: Xid",
-    "nan loss",
-    "NaN loss",
-    "oss is",
-    "nranks",
-    "Exception: ",
-    "P2P",
-)
-
-
-def words() -> list[bytes]:
-    """Return the marker words of all recognisers and signs, without those that hold another of them."""
-    every = {word for recogniser in RECOGNISERS for word in recogniser.words}
-    every |= {word for sign in SIGNS for word in sign.words} | {"Error: ", "Exception: ", "Interrupt"}
-    return sorted(word.encode() for word in every if not any(other != word and other in word for other in every))
-
-
-def anchored_words() -> Markers:
-    """Return the marker words by the anchors with which a log is searched for them."""
-    return markers(words(), [anchor.encode() for anchor in ANCHORS])
+def anchors() -> Markers:
+    """Return what to search a log for: the words of all recognisers and signs, and what ends exceptions' names."""
+    every = {word for words in [item.words for item in RECOGNISERS] + [item.words for item in SIGNS] for word in words}
+    return markers([word.encode() for word in sorted(every)], rb"E(?:rror|xception):")
 
 
 class Reader:
@@ -370,6 +306,7 @@ class Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
+        self.tracebacks: Counter[bytes] = Counter()  # by their first bytes
 
     def events(self, hit: Hit) -> Iterator[Event]:
         """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
@@ -419,25 +356,27 @@ class Reader:
                 yield Event("collective_frame", self.file, number, text, line.origin, values=found.groupdict())
 
     def _elastic_row(self, hit: Hit, line: Line, found: re.Match[str]) -> Iterator[Event]:
-        """Yield a row of torchelastic's table, whose fields stand in six lines."""
-        block = [line.text] + [parse(decode(raw)).text for raw in hit.after(6)]
-        text = "\n".join(block)
-        rank = re.search(r"rank\s+: (\d+) \(local_rank: (\d+)\)", text)
-        code = re.search(r"exitcode\s+: (-?\d+) \(pid: (\d+)\)", text)
-        if not rank or not code:
+        """Yield a row of torchelastic's table, whose fields stand in six lines; the exit code's is the fourth."""
+        text = "\n".join(parse(decode(raw)).text for raw in (*hit.before(3), hit.raw, *hit.after(2)))
+        rank = re.search(r"rank\s*: (\d+) \(local_rank: (\d+)\)", text)
+        time = re.search(r"time\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)", text)
+        if not rank or not time:
             return
-        host = re.search(r"host\s+: (\S+)", text)
-        at = next(index for index, part in enumerate(block) if "exitcode" in part)
-        self.taken.update(range(hit.number + 1, hit.number + 7))
-        values = {"r": rank[1], "lr": rank[2], "x": code[1], "pid": code[2], "host": host[1] if host else ""}
+        host = re.search(r"host\s*: (\S+)", text)
+        self.taken.update(range(hit.number + 1, hit.number + 3))
+        values = {**found.groupdict(), "r": rank[1], "lr": rank[2], "host": host[1] if host else ""}
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
-        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {code[1]} (pid: {code[2]})"
-        yield Event("elastic_row", self.file, hit.number + at, row, line.origin, parse(found["t"]).clock, None, values)
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid']})"
+        yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
 
     def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:
         """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""
         before = line.text[: line.text.index("Traceback (most")]
+        begin = hit.buffer[hit.start : hit.start + SAME]
+        self.tracebacks[begin] += 1
+        if self.tracebacks[begin] > MOST_SAME:
+            return
         frames: list[re.Match[str]] = []
         flat = False
         for offset, raw in enumerate(hit.after(300), 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .._errors import UsageError
-from .events import Event, Reader, anchored_words
+from .events import Event, Reader, anchors
 from .explanation import Explanation, RankRow, Span, Verdict
 from .facts import Job, gather
 from .flight_recorder import Dump, read_dump
@@ -84,7 +84,7 @@ def read(source: Source) -> list[Event]:
     """Return what one file says."""
     reader = Reader(source.name)
     events: list[Event] = []
-    for hit in hits(blocks(source), anchored_words()):
+    for hit in hits(blocks(source), anchors()):
         events.extend(reader.events(hit))
         if len(events) >= MOST_EVENTS:
             break

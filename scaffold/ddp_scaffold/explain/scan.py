@@ -1,13 +1,13 @@
 """Find the few lines that matter in a log of any size, in bounded memory and without decoding the others.
 
-Each block of a log is searched for a few dozen short anchors, one after the other: a search for one literal is the
-fastest thing that Python has, and one expression of all of them takes eight times as long. A line with an anchor is
-then looked at for the marker words that hold this anchor. Measured in benchmarks/explain.py, also on a log whose lines
-all differ.
+A search for each of 150 marker words, or one expression of all of them, reads 5 to 20 MB a second. So each block of a
+log is first cut into words of letters, and only the markers whose rarest word is among those are searched for. The cost
+does not depend on whether lines are alike. Measured in benchmarks/explain.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,15 +16,56 @@ AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
 LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
 CONTEXT = 1 << 13  # bytes before a block that a line may look back at
 DIGITS = b"0123456789"
+LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byte in range(256))
+COLOUR = b"m"  # the end of an escape sequence, "\x1b[31m", which stands before a word without a space
+# words that lines of any program may have: no keys, where a marker has another word
+COMMON = frozenset(
+    b"checkpoint connect device error failed found gradient gradients group kill last loss memory network peer process"
+    b" signal size store time training world".split()
+)
 MOST_SHAPES = 50_000
 MOST_ALIKE = 8192  # lines of one shape that are looked at: as many as a job may have ranks in one file
 
-Markers = Mapping[bytes, Sequence[bytes]]  # an anchor -> the marker words that hold it, none of them twice
+
+@dataclass(frozen=True)
+class Markers:
+    """What to search for: `always`, and a marker of `keyed` where its key is a word of the block."""
+
+    always: re.Pattern[bytes]
+    keyed: Mapping[bytes, Sequence[bytes]]
+    keys: frozenset[bytes]
+
+    def places(self, buffer: bytes, start: int, stop: int) -> Iterator[int]:
+        """Yield where markers stand, the same line several times perhaps."""
+        yield from (found.start() for found in self.always.finditer(buffer, start, stop))
+        for key in self.keys.intersection(buffer[start:stop].translate(LETTERS, DIGITS).split()):
+            for marker in self.keyed[key]:
+                at = buffer.find(marker, start, stop)
+                while at >= 0:
+                    yield at
+                    at = buffer.find(marker, at + len(marker), stop)
+
+
+def markers(words: Iterable[bytes], always: bytes) -> Markers:
+    """Return markers by their keys. `always` is an expression of what may end a longer word ("KeyError:").
+
+    It should begin with a rare letter: then Python looks for that by memchr.
+
+    The key is the longest word of letters; capitals count for more, since they are rarer. So a marker must begin and
+    end with whole words: "oom kill" is not found in "oom killer".
+    """
+    keyed: dict[bytes, list[bytes]] = {}
+    for marker in words:
+        parts = re.findall(rb"[A-Za-z]+", marker.translate(None, DIGITS))
+        key = max(parts, key=lambda part: (part not in COMMON, len(part) + 3 * (part != part.lower())))
+        for form in (key, COLOUR + key):
+            keyed.setdefault(form, []).append(marker)
+    return Markers(re.compile(always), keyed, frozenset(keyed))
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line with a marker word, at `start` to `end` of the buffer that it was found in."""
+    """A line with a marker, at `start` to `end` of the buffer that it was found in."""
 
     number: int
     buffer: bytes
@@ -48,19 +89,8 @@ class Hit:
         return self.buffer[max(0, end - CONTEXT) : end].rsplit(b"\n", count)[-count:] if end > 0 else []
 
 
-def markers(words: Iterable[bytes], anchors: Sequence[bytes]) -> Markers:
-    """Return which words each anchor stands for. Raises ValueError where a word holds none of them."""
-    found: dict[bytes, list[bytes]] = {}
-    for word in words:
-        anchor = next((each for each in anchors if each in word), None)
-        if anchor is None:
-            raise ValueError(f"no anchor in {word!r}")
-        found.setdefault(anchor, []).append(word)
-    return found
-
-
 def hits(blocks: Iterable[bytes], marked: Markers, first_line: int = 1) -> Iterator[Hit]:
-    """Yield the lines that have a marker word, in order. What a progress bar has ended by \\r counts as a line."""
+    """Yield the lines that have a marker, in order. What a progress bar has ended by \\r counts as a line."""
     number, done, buffer = first_line, 0, b""
     seen: dict[bytes, int] = {}
     for block in blocks:
@@ -78,15 +108,11 @@ def hits(blocks: Iterable[bytes], marked: Markers, first_line: int = 1) -> Itera
 
 
 def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[bytes, int]) -> Iterator[Hit]:
-    """Yield the hits that begin between `start` and `stop`."""
+    """Yield the hits between `start` and `stop`."""
     lines: dict[int, int] = {}  # start -> end
-    for anchor, words in marked.items():
-        at = buffer.find(anchor, start, stop)
-        while at >= 0:
-            begin, end = _line(buffer, at, start)
-            if begin not in lines and any(buffer.find(word, begin, end) >= 0 for word in words):
-                lines[begin] = end
-            at = buffer.find(anchor, max(end, at + 1), stop)
+    for at in marked.places(buffer, start, stop):
+        begin, end = _line(buffer, at, start)
+        lines[begin] = end
     counted = start
     for begin, end in sorted(lines.items()):
         number += buffer.count(b"\n", counted, begin)

@@ -101,6 +101,21 @@ def lost(rank: int) -> str:
     )
 
 
+def steps(rank: int, last: int, total: int | None = None) -> str:
+    """Return what a loop prints at its last two steps."""
+    of = f"/{total}" if total else ""
+    return "".join(f"[rank{rank}]: INFO step {step}{of} loss 2.1\n" for step in (last - 1, last))
+
+
+def beat(rank: int, second: int) -> str:
+    """Return a heartbeat of a generated project, as a rank's log has it."""
+    return (
+        f"2026-11-30 10:52:{second:02d},634 rank{rank} INFO heartbeat rank={rank} host=n{rank} phase=forward epoch=1"
+        f" step={second} collectives=71 idle_s=0.0\n"
+    )
+
+
+LEFT = "[rank2]:[W1127 21:40:05.371645547 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.\n"
 T, L = "21:08:34", "21:08:40"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 BUS = "RuntimeError: DataLoader worker (pid 414) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
@@ -568,5 +583,44 @@ CASES: tuple[Case, ...] = (
         'File "/home/user/proj/train.py", line 94, in\nmain()\nFile "/home/user/proj/data.py", line 5, in main\nbarrier()\n'
         + UNIQUE
         + "\n",
+    ),
+    Case(
+        "uneven-totals",
+        "uneven_inputs",
+        (1,),
+        steps(0, 100, 120) + steps(1, 100, 100) + steps(2, 100, 120) + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case("uneven-totals-gloo", "uneven_inputs", (0,), steps(0, 99, 100) + steps(1, 99, 104) + lost(1)),
+    Case("uneven-left", "uneven_inputs", (2,), steps(2, 99) + LEFT + watchdog(0, 55) + watchdog(1, 55)),
+    Case("left-all", "benign", None, "Training finished\n" + LEFT + LEFT.replace("rank2", "rank0")),
+    Case(
+        "totals-all-fail",
+        "rank_exception",
+        (1,),
+        steps(0, 9, 100) + steps(1, 9, 104) + raised(1, "KeyError: 'x'") + lost(0),
+    ),
+    Case(
+        "totals-not-through",
+        "missing_rank",
+        (1,),
+        steps(0, 9, 104) + steps(1, 8, 100) + steps(2, 9, 104) + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case(
+        "heartbeat-stops",
+        "rank_killed",
+        (1,),
+        "".join(beat(r, t) for t in range(0, 20, 2) for r in (0, 1, 2) if r != 1 or t < 6),
+    ),
+    Case(
+        "heartbeat-goes-on",
+        "unknown",
+        None,
+        "".join(beat(r, t) for t in range(0, 20, 2) for r in (0, 1, 2) if r != 1 or t < 16),
+    ),
+    Case(
+        "heartbeat-ray",
+        "node_failure",
+        None,
+        "(raylet) The node with node id: 8a3f and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead because the detector has missed too many heartbeats from it. This can happen when a raylet crashes unexpectedly\n",
     ),
 )

@@ -137,6 +137,16 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
+        "left",
+        "has NOT been destroyed before|was not called before program exit",
+        r"process group has NOT been destroyed before|destroy_process_group\(\) was not called before program exit",
+    ),
+    _r(
+        "heartbeat_of_rank",
+        "heartbeat rank",
+        r"heartbeat rank=(?P<r>\d{1,6}) host=(?P<host>\S+) phase=(?P<phase>\S+) epoch=\d+ step=(?P<step>\d{1,12})",
+    ),
+    _r(
         "finished",
         "Training done|training done|Training is|training is|Training finished|training finished|Finished training"
         "|finished training|Training complete|training complete|Training completed|training completed"
@@ -187,6 +197,9 @@ SIGNS: tuple[Sign, ...] = (
         "insufficient shared memory|out of shared memory|unable to allocate shared memory|extend"
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
+    ),
+    _s(
+        "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
     ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
@@ -307,6 +320,12 @@ class Reader:
         self.file = file
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
         self.tracebacks: Counter[bytes] = Counter()  # by their first bytes
+        self.beats: dict[int, tuple[Event, ...]] = {}  # the last two heartbeats of each rank
+
+    def last(self) -> Iterator[Event]:
+        """Yield what only counts where a file ends: the last two heartbeats of each rank."""
+        for beats in self.beats.values():
+            yield from beats
 
     def events(self, hit: Hit) -> Iterator[Event]:
         """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
@@ -334,7 +353,12 @@ class Reader:
                 values = {key: value for key, value in found.groupdict().items() if value is not None}
                 if recogniser.name == "heartbeat" and line.origin.rank is None:
                     line = _begun_above(hit, line)
-                yield self._event(recogniser.name, hit.number, line, values)
+                event = self._event(recogniser.name, hit.number, line, values)
+                if recogniser.name == "heartbeat_of_rank":
+                    rank = int(values["r"])
+                    self.beats[rank] = (*self.beats.get(rank, ())[-1:], event)
+                    return
+                yield event
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
         if sign := sign_of(line.text):
@@ -418,6 +442,31 @@ class Reader:
         if sign:
             values.update({"kind": sign[0].kind, **_missing(sign[1])})
         return self._event("exception", number, line, values)
+
+
+STEP = re.compile(
+    rb"(?i)\b(?:global_step|steps?|iter(?:ation)?s?|batch(?:es)?)\b[ \t:=\[#]{1,3}(\d{1,9})(?: ?/ ?(\d{1,9}))?"
+)
+MOST_STEPS = 64  # lines with a step that are looked at: that many ranks may write to one file
+
+
+def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
+    """Yield the last step that each rank has printed, by the end of a log that has so many lines."""
+    seen: set[Origin] = set()
+    looked = 0
+    for offset, raw in enumerate(reversed(tail.split(b"\n"))):
+        found = STEP.search(raw)
+        if not found:
+            continue
+        looked += 1
+        if looked > MOST_STEPS:
+            return
+        line = parse(decode(raw))
+        if line.origin not in seen:
+            seen.add(line.origin)
+            values = {"step": found[1].decode(), **({"total": found[2].decode()} if found[2] else {})}
+            text = line.text.strip()[:LONGEST_TEXT]
+            yield Event("step", file, lines + 1 - offset, text, line.origin, line.clock, line.collected, values)
 
 
 def _missing(found: re.Match[str]) -> dict[str, str]:

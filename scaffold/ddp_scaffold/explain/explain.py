@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from .._errors import UsageError
-from .events import Event, Reader, anchors
+from .events import Event, Reader, anchors, last_steps
 from .explanation import Explanation, RankRow, Span, Verdict
 from .facts import Job, gather
 from .flight_recorder import Dump, read_dump
@@ -22,6 +22,7 @@ from .sources import Source, Sources, blocks, find
 Result = TypeVar("Result")
 ALONE = 32 << 20  # bytes; less than that one process reads sooner than others are started
 MOST_EVENTS = 20_000  # of one file
+TAIL = 1 << 14  # bytes at the end of a file in which the last steps are looked for
 
 
 def explain(paths: Sequence[str]) -> tuple[Explanation, tuple[str, ...]]:
@@ -82,13 +83,26 @@ def _events(sources: Sources) -> Iterator[Event]:
 
 def read(source: Source) -> list[Event]:
     """Return what one file says."""
-    reader = Reader(source.name)
+    reader, end = Reader(source.name), _End()
     events: list[Event] = []
-    for hit in hits(blocks(source), anchors()):
+    for hit in hits(end.kept(blocks(source)), anchors()):
         events.extend(reader.events(hit))
         if len(events) >= MOST_EVENTS:
             break
-    return events
+    return [*events, *reader.last(), *last_steps(source.name, end.tail, end.lines)]
+
+
+class _End:
+    """Keeps the end of a stream, and counts its lines, while somebody else reads it."""
+
+    def __init__(self) -> None:
+        self.tail, self.lines = b"", 0
+
+    def kept(self, stream: Iterable[bytes]) -> Iterator[bytes]:
+        for block in stream:
+            self.tail = block[-TAIL:] if len(block) >= TAIL else (self.tail + block)[-TAIL:]
+            self.lines += block.count(b"\n")
+            yield block
 
 
 def _rows(job: Job, verdict: Verdict) -> tuple[RankRow, ...]:

@@ -56,6 +56,15 @@ class Exit:
     event: Event
 
 
+@dataclass(frozen=True)
+class Step:
+    """The last step that a rank has printed, and of how many, where it says so."""
+
+    number: int
+    total: int | None
+    event: Event
+
+
 @dataclass
 class Job:
     """Everything that the input tells, by rank."""
@@ -71,6 +80,7 @@ class Job:
     last_seen: dict[int, float] = field(default_factory=dict)
     world_size: int | None = None
     files: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)
     dumps: tuple[Dump, ...] = ()
     groups: tuple[GroupState, ...] = ()  # as the dumps have it
 
@@ -141,7 +151,10 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
         return None  # the rank within a sub-group, which is not the rank of the job
     if event.name in {"sign", "thread_ended"} and (found := WATCHDOG_RANK.search(event.text)):
         return int(found[1])
-    if event.name in {"elastic_row", "lightning", "timeout", "group_status"} and "r" in event.values:
+    if (
+        event.name in {"elastic_row", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
+        and "r" in event.values
+    ):
         return int(event.values["r"])
     if tasks_are_ranks and (found := SRUN_TASK.search(event.text)):
         return int(found[1])
@@ -157,6 +170,9 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
 
 def _take(job: Job, event: Event, rank: int | None) -> None:
     job.named[event.name].append(event)
+    if event.name == "step" and rank is not None:
+        total = event.number("total")
+        job.steps[rank] = Step(event.number("step") or 0, total, event)
     values = event.values
     if event.name == "timeout":
         sizes = (int(values["nin"]), int(values["nout"])) if "nin" in values else None

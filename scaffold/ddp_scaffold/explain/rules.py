@@ -309,16 +309,66 @@ def all_wait(job: Job) -> Verdict | None:
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
 
 
+def unequal_steps(job: Job) -> Verdict | None:
+    """Ranks whose loops have other lengths, of which one is through with its own, while others wait for it."""
+    waiting = _waiting(job)
+    known = {rank: step for rank, step in job.steps.items() if step.total}
+    shortest = min((step.total or 0 for step in known.values()), default=0)
+    short = [rank for rank, step in known.items() if step.total == shortest and step.number >= shortest - 1]
+    if not waiting or not short or all(step.total == shortest for step in known.values()):
+        return None
+    longest = max(step.total or 0 for step in known.values())
+    summary = f"{name(short).capitalize()} had {shortest} steps and others up to {longest}; they waited for the next."
+    others = [known[rank].event for rank in known if rank not in short][:2]
+    return verdict_of("uneven_inputs", short, "likely", summary, [*(known[rank].event for rank in short[:2]), *others])
+
+
 def ended_early(job: Job) -> Verdict | None:
-    """A rank says that it is done while others wait in a collective: it had fewer steps."""
-    waiting = {timeout.rank for timeout in job.timeouts}
-    done = [e for e in job.named["finished"] if e.origin.rank is not None and e.origin.rank not in waiting]
-    if not waiting or not done:
+    """A rank says that it is done, or left without an error, while others wait in a collective: it had fewer steps."""
+    waiting = _waiting(job)
+    events = [*job.named["finished"], *job.named["left"]]
+    done = [e for e in events if e.origin.rank is not None and e.origin.rank not in waiting]
+    if not waiting or not done or len({event.origin.rank for event in done}) > len(waiting):
         return None
     ranks = [event.origin.rank for event in done if event.origin.rank is not None]
-    others = name(rank for rank in waiting if rank is not None)
-    summary = f"{name(ranks).capitalize()} had finished while {others} waited for the next collective: unequal steps."
-    return verdict_of("uneven_inputs", ranks, "likely", summary, [*done[:2], *(t.event for t in job.timeouts[:2])])
+    how = "had finished" if job.named["finished"] else "had left, without an error,"
+    summary = f"{name(ranks).capitalize()} {how} while {name(waiting)} waited for the next collective: unequal steps."
+    steps = [job.steps[rank] for rank in ranks if rank in job.steps]
+    if steps:
+        summary += f" Its last step was {steps[0].number}."
+    lines = [*done[:2], *(step.event for step in steps[:1]), *(timeout.event for timeout in job.timeouts[:2])]
+    return verdict_of("uneven_inputs", ranks, "likely", summary, lines)
+
+
+def _waiting(job: Job) -> set[int]:
+    """Return the ranks that wait for others, or have lost their connection to them."""
+    ranks = {timeout.rank for timeout in job.timeouts} | {rank for rank, _ in job.consequences}
+    return {rank for rank in ranks if rank is not None}
+
+
+def heartbeat_stopped(job: Job) -> Verdict | None:
+    """The heartbeats of a rank of a generated project stop before those of the others: it was killed or suspended."""
+    beats: dict[int, list[Event]] = {}
+    for event in job.named["heartbeat_of_rank"]:
+        if _time(event) is not None:
+            beats.setdefault(int(event.values["r"]), []).append(event)
+    times = {rank: [_time(event) or 0.0 for event in events] for rank, events in beats.items()}
+    steps = [own[-1] - own[-2] for own in times.values() if len(own) > 1]
+    if len(times) < 2 or not steps:
+        return None
+    newest = max(own[-1] for own in times.values())
+    quiet = max(MOST_BEATS_MISSED * max(steps), 2.0)
+    stopped = sorted(rank for rank, own in times.items() if newest - own[-1] > quiet)
+    if not stopped or 2 * len(stopped) > len(times):
+        return None
+    last = beats[stopped[0]][-1]
+    summary = (
+        f"The heartbeats of {name(stopped)} stop {newest - times[stopped[0]][-1]:.0f} s before those of the others,"
+    )
+    summary += f" in phase {last.values['phase']} of step {last.values['step']}: its process was killed or suspended."
+    needs = [f"dmesg of {last.values['host']}, and what the scheduler says of it"]
+    lines = [last, *(own[-1] for rank, own in beats.items() if rank not in stopped)]
+    return verdict_of("rank_killed", stopped, "likely", summary, lines, phase=last.values["phase"], needs=needs)
 
 
 def heartbeat_alone(job: Job) -> Verdict | None:
@@ -375,6 +425,7 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     work_beside_a_barrier,
     first_named_failure,
     dead_process,
+    unequal_steps,
     dumps_compared,
     different_collectives,
     ended_early,
@@ -383,12 +434,14 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     different_numbers,
     late_rank,
     silent_ranks,
+    heartbeat_stopped,
     all_wait,
     heartbeat_alone,
     broken_connections,
     nothing_failed,
 )
 FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
+MOST_BEATS_MISSED = 4  # heartbeats that a rank may miss: they come from a thread that may have to wait
 LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
 # Whoever writes such a line is no more to blame than the others.
 EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
@@ -417,6 +470,7 @@ _SUMMARIES = {
     "launcher_misconfig": "the launcher, or its variables, do not fit the program",
     "network_misconfig": "an interface, address or name of the network is wrong",
     "network_unreachable": "a connection between hosts failed",
+    "node_failure": "a host was lost",
     "peer_to_peer": "GPUs of one host cannot reach each other directly",
 }
 
@@ -510,6 +564,10 @@ def _before(one: Event, other: Event) -> bool | None:
     if one.clock is not None and other.clock is not None and abs(one.clock - other.clock) > 1:
         return one.clock < other.clock
     return None
+
+
+def _time(event: Event) -> float | None:
+    return event.clock if event.clock is not None else event.collected
 
 
 def _earliest(failures: Sequence[tuple[str, int | None, Event]]) -> tuple[str, int | None, Event]:

@@ -249,9 +249,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|Duplicate rank|duplicate rank|process group has not been initialized"
+        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|process group has not been initialized"
         "|unrecognized arguments",
-        r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
+        r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
+        r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank|process group has not been"
         r" initialized|unrecognized arguments",
     ),
     _s(
@@ -272,7 +273,8 @@ SIGNS: tuple[Sign, ...] = (
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
         "|connect() timed out",
         r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
-        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
+        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError"
+        r"|store->get\('[^']*'\) got error(?!: (?:Connection|Broken|failed to recv|Failed to recv))",
     ),
     _s(
         "network_unreachable",
@@ -286,7 +288,7 @@ SIGNS: tuple[Sign, ...] = (
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
-        "|Connection refused|SIGTERM",
+        "|Connection refused|SIGTERM|store->get",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"

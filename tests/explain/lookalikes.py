@@ -623,4 +623,91 @@ CASES: tuple[Case, ...] = (
         None,
         "(raylet) The node with node id: 8a3f and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead because the detector has missed too many heartbeats from it. This can happen when a raylet crashes unexpectedly\n",
     ),
+    Case(
+        "ray-actor",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.")
+        + "The actor is dead because its worker process has died. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n",
+    ),
+    Case(
+        "ray-task-error",
+        "rank_exception",
+        None,
+        raised(None, "ray.exceptions.RayTaskError(ValueError): ray::main_task() (pid=1042684, ip=10.0.0.1)"),
+    ),
+    Case(
+        "deepspeed-killed",
+        "rank_killed",
+        None,
+        "[2026-11-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', '--local_rank=7'] exits with return code = -9\n",
+    ),
+    Case(
+        "deepspeed-1",
+        "unknown",
+        None,
+        "[2026-11-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', '--local_rank=7'] exits with return code = 1\n",
+    ),
+    Case(
+        "submitit-preempted",
+        "preempted",
+        None,
+        "submitit WARNING (2026-11-12 04:18:45,881) - Caught signal SIGHUP on n1: this job is preempted.\nsubmitit INFO (2026-11-12 04:18:45,912) - Requeued job 606 (3 remaining timeouts)\n",
+    ),
+    Case(
+        "submitit-time",
+        "time_limit",
+        None,
+        "submitit WARNING (2026-11-12 04:18:45,881) - Caught signal SIGUSR2 on n1: this job is timed-out.\n",
+    ),
+    Case("requeued", "preempted", None, SLURM + " DUE TO JOB REQUEUE ***\n"),
+    Case(
+        "checked-in",
+        "launcher_misconfig",
+        None,
+        "n1:18569:18835 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in\n",
+    ),
+    Case("no-rank", "launcher_misconfig", None, raised(None, "KeyError: 'LOCAL_RANK'")),
+    Case("key-error", "rank_exception", (0,), raised(0, "KeyError: 'rank'") + lost(1)),
+    Case(
+        "store-hung-up",
+        "unknown",
+        None,
+        "World size: 4\n" + raised(1, UNIQUE.replace("Socket Timeout", "Connection reset by peer")),
+    ),
+    Case(
+        "project",
+        "missing_rank",
+        (1,),
+        "missing_rank: rank 1 (n2) has not come to collective 19, in which the others wait; phase forward, step 5, idle for 7 s. Victims, which wait for it: rank 0 in backward at train.py:191\n"
+        + table((0, 70, T), (1, 70, T)),
+    ),
+    Case(
+        "project-table",
+        "rank0_work",
+        (0,),
+        table((0, 70, T)).replace(
+            "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            "rank0_work: rank 0 (n1) made no progress in rank-0 work while the others waited; phase guard:sample, step 20",
+        ),
+    ),
+    Case(
+        "project-several",
+        "straggler",
+        (2, 11),
+        "straggler: rank 2 (n1), rank 11 (n3.cluster) are slower than the others; phase forward, step 5\n",
+    ),
+    Case(
+        "project-uneven",
+        "uneven_inputs",
+        None,
+        "uneven_inputs: rank 0 (n1) raised ConfigError: the number of training samples differs between ranks (rank 0 (n1): 100, rank 1 (n1): 101) (phase init, step 0)\n",
+    ),
+    Case(
+        "project-restarted",
+        "cuda_oom",
+        (3,),
+        "rank_killed: rank 1 (n2) is gone: its process ended by SIGKILL; last heard of in phase forward, step 5\nstep 7 loss 2\ncuda_oom: rank 3 (n2) ran out of memory (phase forward, step 7)\n",
+    ),
+    Case("project-words", "benign", None, "the kinds are uneven_inputs: rank 0 has more\nTraining finished\n"),
 )

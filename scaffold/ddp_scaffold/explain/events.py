@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from .kinds import ADVICE, KINDS
 from .lines import Line, Origin, decode, parse
 from .scan import Hit, Markers, markers
 
@@ -102,6 +103,17 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "elastic_failed",
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
+    ),
+    _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
+    _r(
+        "submitit",
+        "this job is preempted|this job is timed",
+        r"Caught signal \S+ on \S+: this job is (?P<why>preempted|timed-out)",
+    ),
+    _r(
+        "project_verdict",
+        "|".join(f"{kind}: " for kind in (*ADVICE, *KINDS) if kind not in {"benign", "unknown"}),
+        r"^(?:\S+ )?(?P<kind>" + "|".join((*ADVICE, *KINDS)) + r"): (?P<reason>.+)",
     ),
     _r("launcher_kill", "closing signal", r"Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)"),
     _r("lightning", "GLOBAL_RANK", r"GLOBAL_RANK: (?P<r>\d+), MEMBER: (?P<m>\d+)/(?P<w>\d+)"),
@@ -198,6 +210,7 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
+    _s("rank_killed", "ActorDiedError|RayActorError|actor died unexpectedly"),
     _s(
         "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
     ),
@@ -249,11 +262,11 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|process group has not been initialized"
-        "|unrecognized arguments",
+        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
+        "|process group has not been initialized",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
-        r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank|process group has not been"
-        r" initialized|unrecognized arguments",
+        r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
+        r"|process group has not been initialized|unrecognized arguments",
     ),
     _s(
         "network_misconfig",
@@ -293,8 +306,9 @@ SIGNS: tuple[Sign, ...] = (
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
 BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\w ]*(?:/s|s/\w+)")
+PROJECT_VERDICT = next(each.pattern for each in RECOGNISERS if each.name == "project_verdict")
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
-EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*)|$)")
+EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
@@ -393,6 +407,10 @@ class Reader:
         values = {**found.groupdict(), "r": rank[1], "lr": rank[2], "host": host[1] if host else ""}
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
+            if told := PROJECT_VERDICT.match(error["t"]):
+                yield Event(
+                    "project_verdict", self.file, hit.number + 2, error["t"], line.origin, values=told.groupdict()
+                )
         row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid']})"
         yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
 

@@ -17,6 +17,7 @@ from .dump_rules import dumps_compared
 from .events import Event
 from .explanation import Confidence, Verdict
 from .facts import Exit, Job, Timeout
+from .kinds import KINDS
 from .verdicts import name, verdict_of
 
 SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
@@ -40,13 +41,26 @@ def judge(job: Job) -> Verdict:
     )
 
 
+def told_by_the_project(job: Job) -> Verdict | None:
+    """What a generated project prints at a bad end: its ranks could still ask each other. The last attempt counts."""
+    if not job.named["project_verdict"]:
+        return None
+    event = job.named["project_verdict"][-1]
+    kind, reason = KINDS.get(event.values["kind"], event.values["kind"]), event.values["reason"]
+    blamed = FIRST_RANKS.match(reason) if kind not in NOBODYS else None
+    ranks = [int(rank) for rank in re.findall(r"rank (\d+) \(", blamed[0])] if blamed else None
+    phase = re.search(r"\bphase ([\w:]+)", reason)
+    sure: Confidence = "unknown" if kind == "unknown" else "certain"
+    return verdict_of(kind, ranks, sure, reason, [event], phase=phase[1] if phase else "")
+
+
 def scheduler_ended_it(job: Job) -> Verdict | None:
     """Node failure, preemption and time limit; the last two only where nothing had failed before."""
     for event in (*job.named["slurm_cancel"], *job.named["slurm_step"]):
         why = event.values.get("why", event.text).upper()
         if "NODE FAIL" in why:
             return verdict_of("node_failure", None, "certain", "The scheduler reports that a node has failed.", [event])
-        kind = "preempted" if "PREEMPT" in why else "time_limit" if "TIME LIMIT" in why else ""
+        kind = "preempted" if "PREEMPT" in why or "REQUEUE" in why else "time_limit" if "TIME LIMIT" in why else ""
         earlier = [event for _, _, event in job.failures] + [timeout.event for timeout in job.timeouts]
         if kind and not any(_before(other, event) is not False for other in earlier):
             what = "preempted the job" if kind == "preempted" else "ended the job at its time limit"
@@ -55,14 +69,14 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
 
 
 def _other_scheduler(job: Job) -> Verdict | None:
-    """What PBS and LSF write into the job's output."""
-    for event in (*job.named["pbs"], *job.named["lsf"]):
+    """What PBS, LSF and submitit write into the job's output."""
+    for event in (*job.named["pbs"], *job.named["lsf"], *job.named["submitit"]):
         why = event.values["why"]
         failed = any(_before(other, event) is not False for _, _, other in job.failures)
-        if ("walltime" in why or "RUNLIMIT" in why) and not failed:
+        if ("walltime" in why or "RUNLIMIT" in why or why == "timed-out") and not failed:
             summary = "The scheduler has ended the job at its time limit; nothing failed before."
             return verdict_of("time_limit", None, "certain", summary, [event])
-        if "PREEMPT" in why and not failed:
+        if "PREEMPT" in why.upper() and not failed:
             return verdict_of("preempted", None, "certain", "The scheduler has preempted the job.", [event])
         if "mem" in why or "MEMLIMIT" in why:
             summary = "The scheduler has ended the job because it used more memory than it had asked for."
@@ -159,7 +173,7 @@ def _failed_line(job: Job) -> Verdict | None:
     """The launcher's one line about a process, where its table is not there; it knows only the local rank."""
     lines = [event for event in job.named["elastic_failed"] if event.values["x"] not in {"-15", "-6", "1"}]
     if not lines:
-        return None
+        return _deepspeed(job)
     line = lines[0]
     code = int(line.values["x"])
     what = SIGNALS.get(code, f"exit code {code}")
@@ -167,6 +181,20 @@ def _failed_line(job: Job) -> Verdict | None:
     needs = ["the launcher's table of failures", "dmesg of that host"]
     kind = "rank_killed" if code < 0 else "rank_exception"
     return verdict_of(kind, None, "likely", summary, [line], needs=needs)
+
+
+def _deepspeed(job: Job) -> Verdict | None:
+    """DeepSpeed's launcher names a return code, and the command of the last process, which need not be the one."""
+    lines = [event for event in job.named["deepspeed_exit"] if event.values["x"].startswith("-")]
+    lines = [event for event in lines if event.values["x"] not in {"-15", "-6"}]
+    if not lines:
+        return None
+    signal = SIGNALS.get(int(lines[0].values["x"]), lines[0].values["x"])
+    summary = (
+        f"A rank ended by {signal}; DeepSpeed's launcher does not say which: its line shows the last one's command."
+    )
+    needs = ["the output of each rank (deepspeed --enable_each_rank_log)", "dmesg of that host"]
+    return verdict_of("rank_killed", None, "likely", summary, lines[:1], needs=needs)
 
 
 def different_collectives(job: Job) -> Verdict | None:
@@ -421,6 +449,7 @@ def nothing_failed(job: Job) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Job], Verdict | None], ...] = (
+    told_by_the_project,
     scheduler_ended_it,
     work_beside_a_barrier,
     first_named_failure,
@@ -441,10 +470,14 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     nothing_failed,
 )
 FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
+FIRST_RANKS = re.compile(r"(?:rank \d+ \([^)]*\)(?:, )?)+")  # with their hosts, at the begin of a reason
 MOST_BEATS_MISSED = 4  # heartbeats that a rank may miss: they come from a thread that may have to wait
 LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
 # Whoever writes such a line is no more to blame than the others.
 EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
+NOBODYS = (
+    EVERY_RANK_REPORTS | START | {"nonfinite_loss", "preempted", "time_limit"}
+)  # nor does the project blame a rank
 CERTAIN = frozenset(
     {"rank_exception", "cuda_oom", "hardware_fault", "dataloader_worker_died", "dataloader_stalled", "fd_exhausted"}
     | {"shm_exhausted", "device_mapping", "port_in_use", "missing_rank", "mismatched_collectives", "uneven_inputs"}
@@ -471,6 +504,7 @@ _SUMMARIES = {
     "network_misconfig": "an interface, address or name of the network is wrong",
     "network_unreachable": "a connection between hosts failed",
     "node_failure": "a host was lost",
+    "rank_killed": "its process died; what ended it, the input does not say",
     "peer_to_peer": "GPUs of one host cannot reach each other directly",
 }
 

@@ -16,17 +16,12 @@ from pathlib import Path
 from ddp_scaffold._errors import UsageError
 
 from .explanation import Evidence, Explanation, RankRow, Span, Verdict
+from .kinds import KINDS
 
 MOST_BYTES = 64 * 2**20  # of one JSON file, or of one line
 MOST_RANKS = 16_384
 VERSION = 1
 WAITS = ("agree", "wait:", "shutdown")  # phases in which a rank does nothing but wait for others
-# the kinds that only a generated project tells apart, and what they are among those of `explain`
-KINDS = {
-    "bad_settings": "launcher_misconfig",
-    "divergent_weights": "divergent_control_flow",
-    "ranks_differ": "divergent_control_flow",
-}
 Record = Mapping[str, object]
 
 

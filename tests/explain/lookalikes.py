@@ -710,4 +710,16 @@ CASES: tuple[Case, ...] = (
         "rank_killed: rank 1 (n2) is gone: its process ended by SIGKILL; last heard of in phase forward, step 5\nstep 7 loss 2\ncuda_oom: rank 3 (n2) ran out of memory (phase forward, step 7)\n",
     ),
     Case("project-words", "benign", None, "the kinds are uneven_inputs: rank 0 has more\nTraining finished\n"),
+    Case(
+        "project-never-starts",
+        "rendezvous_failed",
+        None,
+        "error: ranks [1] did not start within 8 s (1 of 2 came): look at the output of their nodes, or raise clocks.init_s\n",
+    ),
+    Case(
+        "project-two-claim",
+        "launcher_misconfig",
+        None,
+        "error: two processes claim rank 1: give each its own RANK\n",
+    ),
 )

@@ -24,7 +24,7 @@ ROWS = (
     *("exception in forward", "SIGKILL of rank 1", "SIGSTOP of rank 1", "rank 1 sleeps in forward"),
     *("rank 0 sleeps in sampling", "another shape", "a skipped identical collective", "a worker is killed"),
     *("lengths differ between ranks", "NaN at every step", "CUDA out of memory on one rank", "port in use"),
-    *("SIGTERM of one rank in forward", "no fault"),
+    *("SIGTERM of one rank in forward", "a rank never starts", "no fault"),
 )
 
 
@@ -47,10 +47,9 @@ def test_the_log_alone_says_what_the_run_directory_says(row: str, project: Path,
         return
     assert found.kind == KINDS.get(outcome["kind"], outcome["kind"]), found
     ranks = tuple(outcome["first_ranks"]) if outcome["first_ranks"] else None
-    assert found.first_ranks in {ranks, None}, found
-    if row not in {"another shape"}:  # there only the collectives that are compared tell it, not the sentence
-        assert found.first_ranks == ranks
-    report = next(tmp_path.glob("*/report.md")).read_text().replace("\\", "")
+    # the sentence about another shape names the rank that gloo aborted; only the run directory has the other one
+    assert found.first_ranks == (None if row == "another shape" else ranks), found
     repeated = run_directory.explain(next(tmp_path.glob("*/outcome.json")).parent).verdict
-    assert f"**{outcome['kind']}**: {repeated.summary}" in report
     assert (repeated.kind, repeated.first_ranks) == (found.kind, ranks)
+    for report in tmp_path.glob("*/report.md"):  # none where the run did not get so far as to have a directory
+        assert f"**{outcome['kind']}**: {repeated.summary}" in report.read_text().replace("\\", "")

@@ -281,6 +281,13 @@ SIGNS: tuple[Sign, ...] = (
         r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
         r" resources exhausted",
     ),
+    # what a generated project says at the start
+    _s("rendezvous_failed", "did not start within", r"^error: ranks \[[\d, ]+\] did not start within \d+"),
+    _s(
+        "launcher_misconfig",
+        "was started for|two processes claim|settings differ between",
+        r"^error: .*(?:was started for \d+ ranks|two processes claim rank \d+|settings differ between rank \d+)",
+    ),
     _s(
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"

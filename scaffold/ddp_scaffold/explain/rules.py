@@ -47,11 +47,21 @@ def told_by_the_project(job: Job) -> Verdict | None:
         return None
     event = job.named["project_verdict"][-1]
     kind, reason = KINDS.get(event.values["kind"], event.values["kind"]), event.values["reason"]
-    blamed = FIRST_RANKS.match(reason) if kind not in NOBODYS else None
-    ranks = [int(rank) for rank in re.findall(r"rank (\d+) \(", blamed[0])] if blamed else None
+    ranks = _blamed(reason) if kind not in NOBODYS else None
     phase = re.search(r"\bphase ([\w:]+)", reason)
     sure: Confidence = "unknown" if kind == "unknown" else "certain"
     return verdict_of(kind, ranks, sure, reason, [event], phase=phase[1] if phase else "")
+
+
+def _blamed(reason: str) -> list[int] | None:
+    """Return the ranks with which a reason begins, or the one whose number of collectives differs from all others'."""
+    if found := FIRST_RANKS.match(reason):
+        return [int(rank) for rank in re.findall(r"rank (\d+) \(", found[0])]
+    if found := re.match(r"ranks have made different numbers of \w+ \((.*?)\)", reason):
+        numbers = re.findall(r"rank (\d+): (\d+)", found[1])
+        rare = Counter(number for _, number in numbers).most_common()[-1]
+        return [int(rank) for rank, number in numbers if number == rare[0]] if rare[1] == 1 < len(numbers) - 1 else None
+    return None
 
 
 def scheduler_ended_it(job: Job) -> Verdict | None:

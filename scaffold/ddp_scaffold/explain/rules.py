@@ -443,7 +443,9 @@ def broken_connections(job: Job) -> Verdict | None:
     size = job.world_size or (max(job.ranks) + 1 if job.ranks else 0)
     absent = sorted(set(range(size)) - told)
     if told and absent and len(absent) <= len(told):
-        summary = f"The others lost their connection to {name(absent)}, which left without an error of its own."
+        ended = {row.rank for row in job.exits if row.code == -15}
+        how = "did not come, until the launcher ended it" if ended & set(absent) else "left without an error of its own"
+        summary = f"The others lost their connection to {name(absent)}, which {how}."
         return verdict_of("missing_rank", absent, "likely", summary, events, needs=[f"the log of {name(absent)}"])
     return verdict_of(
         "unknown", None, "unknown", "Connections broke, and no rank says why.", events, needs=["the logs of all ranks"]

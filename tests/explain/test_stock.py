@@ -1,4 +1,4 @@
-"""`explain` on faults of a plain program under stock torchrun, with three ranks on gloo: rank 1 is to blame each time."""
+"""`explain` on faults of a plain program under stock torchrun, three ranks on gloo: rank 1 is to blame each time."""
 
 from __future__ import annotations
 

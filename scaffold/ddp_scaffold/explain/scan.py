@@ -14,6 +14,7 @@ from dataclasses import dataclass
 BLOCK = 1 << 20
 AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
 LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
+LOOK_BACK = 3000  # bytes before a marker that are taken of a long line: less than `decode` keeps of it
 CONTEXT = 1 << 13  # bytes before a block that a line may look back at
 DIGITS = b"0123456789"
 LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byte in range(256))
@@ -129,7 +130,7 @@ def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, s
 
 def _line(buffer: bytes, at: int, first: int) -> tuple[int, int]:
     """Return where the line around a place begins and ends; of a very long one, the part around the place."""
-    low, high = max(first, at - LONGEST_LINE // 4), at + LONGEST_LINE
+    low, high = max(first, at - LOOK_BACK), at + LONGEST_LINE
     begin = max(buffer.rfind(b"\n", low, at), buffer.rfind(b"\r", low, at)) + 1
     end = buffer.find(b"\n", at, high)
     end = min(high, len(buffer)) if end < 0 else end

@@ -28,6 +28,8 @@ MOST_FILES = 100_000
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # What compresses better than this is no log: real ones reach 5 to 60, one line repeated without end about 1,000.
 BOMB_RATIO, BOMB_BYTES = 200, 1 << 30
+# Archives, of which nothing here reads the files within.
+ARCHIVES = {b"PK\x03\x04": "a zip archive", b"BZh": "compressed with bzip2", b"\xfd7zXZ": "compressed with xz"}
 # What stands beside logs and is none.
 OTHER = frozenset(
     {".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"}
@@ -98,6 +100,10 @@ def _named_file(path: str) -> Source:
             raise UsageError(
                 f"{one_line(path)} is {_what(status.st_mode)}, not a file", "Copy what comes out of it into a file."
             )
+        begin = _begin(path, 6)
+        for magic, what in ARCHIVES.items():
+            if begin.startswith(magic):
+                raise UsageError(f"{one_line(path)} is {what}, not a log", "Unpack it, and name the folder.")
         return Source(path, path, _format(path), status.st_size)
     except OSError as error:
         raise UsageError(

@@ -6,7 +6,8 @@
 training loop that differ in their numbers; of "diverse" no two lines are alike (prompts, paths, hashes, JSON, words
 that torch's messages have too); "warnings" repeats a traceback that says nothing of the failure. At the end of each log
 but one stands a watchdog's timeout. The files are made in a temporary directory, and read once beforehand, so that a
-slow disk does not count.
+slow disk does not count. CPU seconds are those of all processes together: on a machine that has other work to do, they
+tell more than the seconds do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +36,7 @@ TEXT = (
 WORDS = TEXT.split()
 
 
-def alike(rank: int, _: random.Random) -> bytes:
+def alike(rank: int, _: int) -> bytes:
     return "".join(
         f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO"
         f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | 9 it/s\n"
@@ -42,20 +44,28 @@ def alike(rank: int, _: random.Random) -> bytes:
     ).encode()
 
 
-def diverse(rank: int, source: random.Random) -> bytes:
+@lru_cache(maxsize=64)
+def of_seed(seed: int) -> bytes:
+    """Return half a megabyte in which no two lines are alike."""
+    source = random.Random(seed)
     lines = []
     for step in range(4000):
         text = " ".join(source.choices(WORDS, k=12))
         word = f"{source.getrandbits(64):016x}"
         lines.append(
-            f"[rank{rank}]: step {step} sample {word} {text}\n"
+            f"step {step} sample {word} {text}\n"
             if step % 2
             else f'{{"id": "{word}", "prompt": "{text}", "path": "/data/{word[:3]}/{word[3:9]}.json"}}\n'
         )
     return "".join(lines).encode()
 
 
-def warnings(rank: int, _: random.Random) -> bytes:
+def diverse(rank: int, block: int) -> bytes:
+    """Return a block of its own for each of 64 ranks that follow each other, and each of 64 blocks of a file."""
+    return of_seed((rank + block) % 64)
+
+
+def warnings(rank: int, _: int) -> bytes:
     return (
         f"[rank{rank}]: Traceback (most recent call last):\n"
         + "".join(f'[rank{rank}]:   File "/home/user/x{line}.py", line {line}, in call\n' for line in range(20))
@@ -68,7 +78,6 @@ SORTS = {"alike": alike, "diverse": diverse, "warnings": warnings}
 
 def log(path: Path, rank: int, size: int, sort: str) -> None:
     """Write a rank's log of about so many bytes, whose blocks differ where its lines are diverse."""
-    source = random.Random(rank)
     prefix = f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:689] [Rank {rank}]"
     group = (
         f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
@@ -84,11 +93,11 @@ def log(path: Path, rank: int, size: int, sort: str) -> None:
             f" NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n{end}"
         )
     with path.open("wb") as file:
-        block = SORTS[sort](rank, source)
+        block, number = SORTS[sort](rank, 0), 0
         while size > len(block):
             size -= file.write(block)
-            if sort == "diverse":
-                block = SORTS[sort](rank, source)
+            number += 1
+            block = SORTS[sort](rank, number)
         file.write(block[: block.rfind(b"\n", 0, max(size, 1)) + 1])
         file.write(end.encode())
 
@@ -101,7 +110,7 @@ def measure(folder: Path, ranks: int, size: int, sort: str) -> dict[str, object]
         with path.open("rb") as file:
             while file.read(1 << 20):  # in pieces: the largest size of this process counts as one of its children's
                 pass
-    start = time.perf_counter()
+    used, start = sum(os.times()[2:4]), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "ddp_scaffold", "explain", str(folder), "--json"],
         capture_output=True,
@@ -117,7 +126,7 @@ def measure(folder: Path, ranks: int, size: int, sort: str) -> dict[str, object]
         "files": ranks,
         "MB": round(megabytes),
         "seconds": round(seconds, 2),
-        "MB_per_second": round(megabytes / seconds),
+        "cpu_seconds": round(sum(os.times()[2:4]) - used, 2),
         "largest_process_MB": memory,
         "verdict": f"{verdict['kind']} {verdict['first_ranks']} {verdict['confidence']}",
     }

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lookalikes import CASES, Case, behind, raised, watchdog
+from lookalikes import CASES, Case, T, behind, raised, table, watchdog
 from table import outcome
 
 from ddp_scaffold._errors import UsageError
 from ddp_scaffold.explain import sources
 from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, anchors
-from ddp_scaffold.explain.explain import explain
+from ddp_scaffold.explain.explain import explain, read
 from ddp_scaffold.explain.explanation import Verdict
 from ddp_scaffold.explain.kinds import ADVICE
 from ddp_scaffold.explain.scan import hits
@@ -87,6 +87,27 @@ def test_the_answer_does_not_depend_on_how_the_log_came(ending: str, tmp_path: P
     if ending == "noise":
         assert found.evidence[0].line == 60_005
         assert "Received a dump signal" in found.evidence[0].text
+
+
+def test_a_file_that_is_read_in_parts_says_the_same(tmp_path: Path) -> None:
+    """Wherever the parts meet: within a traceback, a table or a wrapped line, and the lines have their numbers."""
+    noise = "".join(f"step {step} loss {step / 7}\n" for step in range(400))
+    log = noise + raised(1, "KeyError: 'x'") + table((0, -15, T), (1, 1, T)) + noise + MISSING + noise
+    path = tmp_path / "job.out"
+    path.write_text(log)
+    whole = [(event.name, event.line, event.text) for event in read(sources.find([str(path)]).files[0])[0]]
+    assert len(whole) > 8
+    (source,) = sources.find([str(path)]).files
+    for size in range(700, 3000, 100):
+        pieces = sources.parts(source, 1000, size)
+        assert len(pieces) > 2
+        found, lines = [], 0
+        for piece in pieces:
+            events, count = read(piece)
+            found += [(event.name, event.line + lines, event.text) for event in events]
+            lines += count
+        assert found == whole, size
+        assert lines == log.count("\n")
 
 
 def test_a_tail_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:

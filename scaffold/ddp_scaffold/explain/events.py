@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from .kinds import ADVICE, KINDS
 from .lines import Line, Origin, decode, parse
@@ -330,6 +331,7 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
     return None
 
 
+@lru_cache(maxsize=1)
 def anchors() -> Markers:
     """Return what to search a log for: the words of all recognisers and signs, and what ends exceptions' names."""
     every = {word for words in [item.words for item in RECOGNISERS] + [item.words for item in SIGNS] for word in words}

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from .facts import Job, gather
 from .flight_recorder import Dump, read_dump
 from .rules import SIGNALS, judge
 from .scan import hits
-from .sources import Source, Sources, blocks, find
+from .sources import Source, Sources, blocks, find, parts
 
 Result = TypeVar("Result")
 ALONE = 32 << 20  # bytes; less than that one process reads sooner than others are started
@@ -67,7 +68,7 @@ def _dump(source: Source) -> Dump | UsageError:
 
 def _mapped(function: Callable[[Source], Result], sources: Sequence[Source]) -> Iterator[Result]:
     """Yield what a function returns for each source, in order; with several processes where that is sooner."""
-    workers = min(os.cpu_count() or 1, len(sources), 8)
+    workers = min(_cpus(), len(sources), 8)
     if workers < 2 or sum(source.size for source in sources) < ALONE or any(s.format == "stdin" for s in sources):
         yield from map(function, sources)
         return
@@ -76,32 +77,48 @@ def _mapped(function: Callable[[Source], Result], sources: Sequence[Source]) -> 
         yield from pool.map(function, sources, chunksize=max(1, min(16, len(sources) // (4 * workers))))
 
 
+def _cpus() -> int:
+    """Return how many CPUs this process may use: a job has rarely all of a node's."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def _events(sources: Sources) -> Iterator[Event]:
-    for events in _mapped(read, [source for source in sources.files if source.format != "dump"]):
-        yield from events
+    """Yield the events of all logs. Of a file in parts the lines of the later ones are counted on from the earlier."""
+    logs = [source for source in sources.files if source.format != "dump"]
+    pieces = [part for log in logs for part in parts(log, _cpus(), ALONE)]
+    lines = 0
+    for piece, (events, count) in zip(pieces, _mapped(read, pieces), strict=True):
+        lines = lines if piece.begin else 0
+        yield from (replace(event, line=event.line + lines) for event in events) if lines else events
+        lines += count
 
 
-def read(source: Source) -> list[Event]:
-    """Return what one file says."""
-    reader, end = Reader(source.name), _End()
+def read(source: Source) -> tuple[list[Event], int]:
+    """Return what one file, or a part of it, says, and how many lines it has."""
+    lead, skip = source.lead, source.lead_lines
+    reader, end = Reader(source.name), _End(None if source.end is None else source.end - source.begin + lead)
     events: list[Event] = []
-    for hit in hits(end.kept(blocks(source)), anchors()):
-        events.extend(reader.events(hit))
+    for hit in hits(end.kept(blocks(source)), anchors(), end.stop):
+        found = list(reader.events(hit))
+        events += found if hit.number > skip else []  # what begins in the lead belongs to the part before
         if len(events) >= MOST_EVENTS:
             break
-    return [*events, *reader.last(), *last_steps(source.name, end.tail, end.lines)]
+    steps = last_steps(source.name, end.tail, end.lines) if end.stop is None else ()
+    events += [*reader.last(), *steps]
+    return [replace(event, line=event.line - skip) for event in events] if skip else events, end.lines - skip
 
 
 class _End:
-    """Keeps the end of a stream, and counts its lines, while somebody else reads it."""
+    """Keeps the end of a stream, and counts the lines up to its stop, while somebody else reads it."""
 
-    def __init__(self) -> None:
-        self.tail, self.lines = b"", 0
+    def __init__(self, stop: int | None) -> None:
+        self.tail, self.lines, self.stop, self.seen = b"", 0, stop, 0
 
     def kept(self, stream: Iterable[bytes]) -> Iterator[bytes]:
         for block in stream:
             self.tail = block[-TAIL:] if len(block) >= TAIL else (self.tail + block)[-TAIL:]
-            self.lines += block.count(b"\n")
+            self.lines += block.count(b"\n", 0, len(block) if self.stop is None else max(0, self.stop - self.seen))
+            self.seen += len(block)
             yield block
 
 

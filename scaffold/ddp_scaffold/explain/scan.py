@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 BLOCK = 1 << 20
+WINDOW = 1 << 16  # bytes that are cut into words together
 AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
 LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
 LOOK_BACK = 3000  # bytes before a marker that are taken of a long line: less than `decode` keeps of it
@@ -21,8 +22,8 @@ LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byt
 COLOUR = b"m"  # the end of an escape sequence, "\x1b[31m", which stands before a word without a space
 # words that lines of any program may have: no keys, where a marker has another word
 COMMON = frozenset(
-    b"checkpoint connect device error failed found gradient gradients group kill last loss memory network peer process"
-    b" signal size store time training world".split()
+    b"checkpoint complete connect device error failed found gradient gradients group kill last loss memory network peer"
+    b" process rank signal size store time training world".split()
 )
 MOST_SHAPES = 50_000
 MOST_ALIKE = 8192  # lines of one shape that are looked at: as many as a job may have ranks in one file
@@ -58,10 +59,16 @@ def markers(words: Iterable[bytes], always: bytes) -> Markers:
     keyed: dict[bytes, list[bytes]] = {}
     for marker in words:
         parts = re.findall(rb"[A-Za-z]+", marker.translate(None, DIGITS))
-        key = max(parts, key=lambda part: (part not in COMMON, len(part) + 3 * (part != part.lower())))
+        key = max(
+            parts, key=lambda part: (part not in COMMON and len(part) > 2, len(part) + 3 * (part != part.lower()))
+        )
         for form in (key, COLOUR + key):
             keyed.setdefault(form, []).append(marker)
     return Markers(re.compile(always), keyed, frozenset(keyed))
+
+
+def _rarity(word: bytes) -> tuple[bool, int]:
+    return word not in COMMON and len(word) > 2, len(word) + 3 * (word != word.lower())
 
 
 @dataclass(frozen=True)
@@ -90,9 +97,12 @@ class Hit:
         return self.buffer[max(0, end - CONTEXT) : end].rsplit(b"\n", count)[-count:] if end > 0 else []
 
 
-def hits(blocks: Iterable[bytes], marked: Markers, first_line: int = 1) -> Iterator[Hit]:
-    """Yield the lines that have a marker, in order. What a progress bar has ended by \\r counts as a line."""
-    number, done, buffer = first_line, 0, b""
+def hits(blocks: Iterable[bytes], marked: Markers, stop: int | None = None) -> Iterator[Hit]:
+    """Yield the lines that have a marker, in order. What a progress bar has ended by \\r counts as a line.
+
+    Lines that begin `stop` bytes or more behind the begin are only looked at from those before.
+    """
+    number, done, buffer, before = 1, 0, b"", 0  # `before`: bytes that are no longer in the buffer
     seen: dict[bytes, int] = {}
     for block in blocks:
         buffer += block
@@ -101,19 +111,23 @@ def hits(blocks: Iterable[bytes], marked: Markers, first_line: int = 1) -> Itera
         cut = max(buffer.rfind(b"\n", done, len(buffer) - AHEAD), buffer.rfind(b"\r", done, len(buffer) - AHEAD)) + 1
         if not cut:  # one line, longer than a block: a piece of it
             cut = len(buffer) - AHEAD
+        if stop is not None and before + cut >= stop:
+            break
         yield from _found(buffer, done, cut, number, marked, seen)
         number += buffer.count(b"\n", done, cut)
         begin = max(0, cut - CONTEXT)
-        buffer, done = buffer[begin:], cut - begin
-    yield from _found(buffer, done, len(buffer), number, marked, seen)
+        buffer, done, before = buffer[begin:], cut - begin, before + begin
+    end = len(buffer) if stop is None else min(len(buffer), stop - before)
+    yield from _found(buffer, done, end, number, marked, seen)
 
 
 def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[bytes, int]) -> Iterator[Hit]:
     """Yield the hits between `start` and `stop`."""
     lines: dict[int, int] = {}  # start -> end
-    for at in marked.places(buffer, start, stop):
-        begin, end = _line(buffer, at, start)
-        lines[begin] = end
+    for first, last in _windows(buffer, start, stop):
+        for at in marked.places(buffer, first, last):
+            begin, end = _line(buffer, at, start)
+            lines[begin] = end
     counted = start
     for begin, end in sorted(lines.items()):
         number += buffer.count(b"\n", counted, begin)
@@ -126,6 +140,14 @@ def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, s
             seen.clear()
         seen[shape] = times + 1
         yield Hit(number, buffer, begin, end)
+
+
+def _windows(buffer: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield pieces that end with a line, small enough that the words of one do not cost a search of many others."""
+    while start < stop:
+        end = buffer.find(b"\n", start + WINDOW, stop) + 1 or stop
+        yield start, end
+        start = end
 
 
 def _line(buffer: bytes, at: int, first: int) -> tuple[int, int]:

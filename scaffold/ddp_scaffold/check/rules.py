@@ -238,6 +238,12 @@ PYTHON: tuple[Described, ...] = (
         "a group that does not have the timeout of the default one",
         "new_group does not inherit it",
     ),
+    described(
+        606,
+        "perhaps-rank-only",
+        "a collective that only some ranks seem to reach, where something on the way is not known",
+        "the message says what: if it is so, those that come wait until the timeout",
+    ),
 )
 
 BY_ID: dict[str, Described] = {one.rule.id: one for one in PYTHON}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from .doubts import Doubts
 from .effects import DDP, Effects
 from .module import Call, Function, Module, Place, names_in
 from .program import Program
@@ -40,6 +41,7 @@ class Context:
         self.program = program
         self.ranks = Ranks(program)
         self.effects = Effects(program, self.ranks)
+        self.doubts = Doubts(self.ranks, self.effects)
 
     @cached_property
     def distributed(self) -> dict[int, str]:
@@ -72,6 +74,18 @@ class Context:
         """Return the functions and methods that a call with this last name may mean, in files connected with one."""
         number = self.program.component[id(module)]
         return [f for f in self._by_name.get(last, ()) if self.program.component[id(f.module)] == number]
+
+    @cached_property
+    def named_anywhere(self) -> set[str]:
+        """Return every name that stands in an expression of these files: what is not among them is never called."""
+        found = {call.last for module in self.program.modules for f in module.functions for call in f.calls}
+        for module in self.program.modules:
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Name):
+                    found.add(node.id)
+                elif isinstance(node, ast.Attribute):
+                    found.add(node.attr)
+        return found
 
     @cached_property
     def _by_name(self) -> dict[str, list[Function]]:

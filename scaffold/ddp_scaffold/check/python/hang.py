@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .context import Context, Found, part_of_try
 from .effects import Effect, walk_body
 from .module import Call, Exit, Function, Guard, dotted, is_constant, names_in, shown
+from .program import FOREIGN
 from .ranks import Who
 
 OF_KIND = {
@@ -55,7 +57,62 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
         if paired or key in seen or _other_branch(context, function, guard, name):
             continue
         seen.add(key)
-        yield _lonely(context, function, call, effect, guard, who)
+        found = _lonely(context, function, call, effect, guard, who)
+        doubt = context.doubts.of(call, effect, guard, who) or _elsewhere(context, call, guard, who, reached)
+        yield replace(found, rule="DDP606", message=f"{found.message}; not decided: {doubt}") if doubt else found
+
+
+Reached = tuple[Call, Effect, Guard, Who]
+
+
+def _elsewhere(context: Context, call: Call, guard: Guard, who: Who, reached: list[Reached]) -> str:
+    """Return what the other ranks may do meanwhile, if that is not known: they may come to the same collective."""
+    function = call.function
+    for other, _, theirs, whose in reached:
+        if other is not call and theirs.test is not guard.test and _complement(guard, who, theirs, whose):
+            return f"whether the other ranks come to `{shown(other.node, 40)}`"
+    if not is_used(context, function):
+        return f"what calls `{function.name}`"
+    for other in function.calls:
+        opposite = any(g.test is guard.test and g.holds != guard.holds and not g.early for g in other.place.guards)
+        if opposite and not _is_known(context, other):
+            return f"what the other ranks do in `{shown(other.node, 40)}`"
+    left = _leaving(function, guard)
+    if left is not None and not guard.early and any(_behind(context, function, call, left)):
+        return f"whether the other ranks come to what stands behind line {function.module.position(left.lineno)[1]}"
+    return ""
+
+
+def is_used(context: Context, function: Function) -> bool:
+    """Tell whether a function may be called: its name stands somewhere, or other files than these may import its own."""
+    if isinstance(function.node, ast.Module) or function.name.startswith("__") or function.node.decorator_list:
+        return True
+    module = function.module
+    closed = module.runs_itself or any(module in context.program.imports_of(m) for m in context.program.modules)
+    return function.name in context.named_anywhere or not closed
+
+
+def _is_known(context: Context, call: Call) -> bool:
+    """Tell whether it is known that a call is no collective, or one that was looked into."""
+    if context.program.called(call) is not None or "." not in call.name:
+        return True
+    first = call.name.partition(".")[0]
+    return first in KNOWN_OWNERS or first in FOREIGN or bool(re.search(r"log|writer|print|bar|timer", call.name.lower()))
+
+
+def _leaving(function: Function, guard: Guard) -> ast.stmt | None:
+    """Return the statement by which the branch that a guard opens leaves the function or the turn of a loop."""
+    for test, _, _ in function.tests:
+        if test.test is guard.test:
+            body = test.body if guard.holds else test.orelse
+            return body[-1] if body and isinstance(body[-1], (ast.Return, ast.Continue, ast.Break)) else None
+    return None
+
+
+def _behind(context: Context, function: Function, call: Call, left: ast.stmt) -> Iterator[bool]:
+    for other in function.calls:
+        if other.order > call.order and other.node.lineno > left.lineno and context.effects.of(other):
+            yield True
 
 
 def _ends_job(function: Function, guard: Guard) -> bool:

@@ -134,6 +134,11 @@ class Module:
     def __post_init__(self) -> None:
         self.body = Function(self, "", self.tree)
 
+    @property
+    def runs_itself(self) -> bool:
+        """Tell whether the file is a program: it has a test of `__name__`."""
+        return any("__name__" in ast.unparse(test.test) for test, _, _ in self.body.tests)
+
     def position(self, line: int) -> tuple[int, int]:
         """Return (cell, line in it) for a notebook, else (0, line)."""
         found = (0, line)

@@ -37,6 +37,7 @@ SEVERAL = re.compile(
     r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
 )
 COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks)|n_?procs")
+RANK_ZERO = ast.parse("rank == 0", mode="eval").body  # the condition of a decorator
 INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
 
 
@@ -80,7 +81,7 @@ class Ranks:
                 return guard, who
         if self.decorated(call.function):
             line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
-            return Guard(ast.Name(id="rank == 0", ctx=ast.Load()), True, line), "first"
+            return Guard(RANK_ZERO, True, line), "first"
         return None
 
     def alone(self, function: Function, guards: Sequence[Guard]) -> bool:

@@ -166,8 +166,8 @@ PYTHON: tuple[Described, ...] = (
     described(
         213,
         "no-sync-misuse",
-        "no_sync() around a step, or without its forward pass",
-        "weights drift apart, or gradients are reduced all the same",
+        "no_sync() around a step of the optimizer",
+        "each rank applies its own gradients, and the weights drift apart",
     ),
     described(
         301,
@@ -208,6 +208,12 @@ PYTHON: tuple[Described, ...] = (
         "rank-0-evaluation",
         "a validation set that rank 0 alone goes over in a loop of all ranks",
         "the GPUs of the other ranks do nothing meanwhile, until the timeout of the collective in which they wait",
+    ),
+    described(
+        409,
+        "no-sync-without-forward",
+        "no_sync() around a backward pass whose forward pass stands before it",
+        "DDP decides in forward, so the gradients are reduced all the same",
     ),
     described(
         501,

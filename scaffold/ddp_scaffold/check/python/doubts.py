@@ -1,4 +1,4 @@
-"""What is not decided about a collective that only some ranks seem to reach: then it is told as hygiene, with the reason.
+"""What is not decided about a collective that only some ranks seem to reach: it is hygiene then, with the reason.
 
 A finding is a hang only if nothing has to be assumed: the condition is one of the rank, whatever else stands around it
 is met sooner or later, every call on the way means one function that is known, and that function reaches the
@@ -12,12 +12,14 @@ import ast
 import re
 
 from .effects import Effect, Effects
-from .module import Call, Function, Guard, dotted, is_constant, names_in, shown
-from .ranks import NO_RANK, RANK, Ranks, Who, is_off, says_first
+from .module import Call, Function, Guard, dotted, names_in, shown
+from .ranks import Ranks, Who, is_off
 
 # Objects that hold what a user has chosen.
-OPTIONS = re.compile(r"(?:.*_)?(?:args?|cfg|conf|config|configs|opts?|options?|hps?|hparams|flags?|params|settings)", re.I)
-COUNTED = re.compile(r"step|iter|epoch|batch|idx|index|count|best|loss|score|acc|metric|\bi\b|\bn\b", re.I)
+OPTIONS = re.compile(
+    r"(?:.*_)?(?:args?|cfg|conf|config|configs|opts?|options?|hps?|hparams|flags?|params|settings)", re.IGNORECASE
+)
+COUNTED = re.compile(r"step|iter|epoch|batch|idx|index|count|best|loss|score|acc|metric|\bi\b|\bn\b", re.IGNORECASE)
 
 
 class Doubts:
@@ -31,6 +33,7 @@ class Doubts:
         return (
             self._of_condition(call.function, guard, who)
             or self._of_others(call, guard)
+            or self._of_buffers(call, effect)
             or ("" if effect.sure else effect.doubt or "whether that is reached")
         )
 
@@ -55,6 +58,20 @@ class Doubts:
 
     def _asks_for_several(self, function: Function, test: ast.expr, holds: bool) -> bool:
         return self.ranks.alone(function, [Guard(test, not holds, test.lineno)])
+
+    def _of_buffers(self, call: Call, effect: Effect) -> str:
+        """Return a forward pass of a model of which it is not known whether DDP broadcasts buffers for it."""
+        unknown = effect.kind == "forward" and not self.effects.is_read(call.function, effect.name)
+        return f"whether the model in `{effect.name}` has buffers" if unknown else ""
+
+    def of_place(self, call: Call) -> str:
+        """Return a condition around a call that may never be met."""
+        for guard in call.place.guards:
+            if not self._asks_for_several(call.function, guard.test, guard.holds) and is_open(
+                call.function, guard.test
+            ):
+                return f"whether `{shown(guard.test, 40)}` ever {'holds' if guard.holds else 'fails'}"
+        return ""
 
     def _of_others(self, call: Call, guard: Guard) -> str:
         """Return a condition around a call, other than the one of the rank, that may never be met."""
@@ -112,7 +129,9 @@ def is_open(function: Function, test: ast.expr) -> bool:
     if not name or name in function.parameters or OPTIONS.fullmatch(name.partition(".")[0]) or "." in name:
         return True
     values = [a.value for a in function.assignments.get(name, ())]
-    return not values or any(value is None or isinstance(value, ast.Constant) or _mentions_options(value) for value in values)
+    return not values or any(
+        value is None or isinstance(value, ast.Constant) or _mentions_options(value) for value in values
+    )
 
 
 def _mentions_options(value: ast.expr) -> bool:

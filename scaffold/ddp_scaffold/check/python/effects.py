@@ -65,6 +65,9 @@ MAX_DEPTH = 12
 MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
 QUIET = {"no_grad", "inference_mode"}
 BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm")
+BUFFERED = re.compile(
+    r"torch\.nn\.(?:Sync)?BatchNorm\w*|torchvision\.models\.(?:resne|wide_resnet|densenet|mobilenet|regnet|shufflenet)\w*"
+)
 BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
 
@@ -107,8 +110,7 @@ class Effects:
             return [direct]
         target = self.program.called(call)
         found = list(self.inside(target)) if target is not None and target is not call.function else []
-        if found and (doubt := self.unclear(call)):
-            found = [replace(effect, doubt=doubt) for effect in found]
+        found = [replace(effect, doubt=self.unclear(call, effect) or effect.doubt) for effect in found]
         if target is not None and not found:
             forward = self._forward_through(call, target)
             found = [forward] if forward else []
@@ -227,17 +229,29 @@ class Effects:
         if found is None or is_constant(keyword(found[1], "broadcast_buffers"), False):
             return False
         owner, wrap = found
+        values = self._models(owner, wrap)
+        read = [made for value in values if (made := self._made(owner, value)) is not None]
+        if not read:
+            return not any(owner.module.full_name(_innermost(v).func) in BUFFERLESS for v in values)
+        return self._has_buffers(read)
+
+    def is_read(self, function: Function, name: str) -> bool:
+        """Tell whether it is known if the model in a DDP variable has buffers: its class is here, or is a known one."""
+        found = self.wrap(function, name)
+        if found is None:
+            return False
+        models = self._models(*found)
+        names = (found[0].module.full_name(_innermost(value).func) for value in models)
+        return any(self._made(found[0], value) for value in models) or any(BUFFERED.fullmatch(name) for name in names)
+
+    def _models(self, owner: Function, wrap: ast.Call) -> list[ast.Call]:
+        """Return the calls that make the model which a call of DistributedDataParallel wraps."""
         model = wrap.args[0] if wrap.args else keyword(wrap, "module")
         while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in MOVES:
             model = model.func.value
-        values = [model] if isinstance(model, ast.Call) else []
         if model is not None and dotted(model):
-            values = [a.value for a in self.program.assigned(owner, dotted(model)) if isinstance(a.value, ast.Call)]
-        classes = [self._made(owner, value) for value in values]
-        read = [made for made in classes if isinstance(made, Class)]
-        if not read:
-            return not any(owner.module.full_name(_innermost(v).func) in BUFFERLESS for v in values if v)
-        return self._has_buffers(read)
+            return [a.value for a in self.program.assigned(owner, dotted(model)) if isinstance(a.value, ast.Call)]
+        return [model] if isinstance(model, ast.Call) else []
 
     def _made(self, function: Function, value: ast.expr | None) -> Class | None:
         if not isinstance(value, ast.Call) or not dotted(_innermost(value).func):
@@ -287,9 +301,12 @@ class Effects:
                 if target is None or target is function:
                     continue
                 quiet = without_gradients(call)
-                doubt = self._doubt(call) or self.unclear(call)
+                doubt = self._doubt(call)
                 effects = [
-                    Effect(e.kind, e.name, (function.name, *e.via), e.where, quiet or e.quiet, doubt or e.doubt)
+                    Effect(
+                        *(e.kind, e.name, (function.name, *e.via), e.where, quiet or e.quiet),
+                        doubt=doubt or self.unclear(call, e) or e.doubt,
+                    )
                     for e in self.inside(target, depth + 1)
                 ]
             for effect in effects:
@@ -302,12 +319,17 @@ class Effects:
         """Return the condition in a helper that may keep all ranks from a call, if there is one."""
         for guard in call.place.guards:
             if not self.ranks.alone(call.function, [Guard(guard.test, not guard.holds, guard.line)]):
-                return f"whether `{shown(guard.test, 40)}` {'holds' if guard.holds else 'fails'} in `{call.function.name}`"
+                return (
+                    f"whether `{shown(guard.test, 40)}` {'holds' if guard.holds else 'fails'} in `{call.function.name}`"
+                )
         return ""
 
-    def unclear(self, call: Call) -> str:
-        """Return why it is not certain that a call reaches the function which it is taken to mean."""
-        return "" if self.program.unambiguous(call) else f"which function `{shown(call.node.func, 40)}` means there"
+    def unclear(self, call: Call, effect: Effect) -> str:
+        """Return why it is not certain that a call comes to an effect of the function which it is taken to mean."""
+        others = (self.inside(other) for other in self.program.overrides(call))
+        agree = all(any(e.name == effect.name and e.sure for e in effects) for effects in others)
+        known = self.program.unambiguous(call) and agree
+        return "" if known else f"which function `{shown(call.node.func, 40)}` means there"
 
     def where(self, call: Call) -> str:
         """Return `utils/dist.py line 12` for a call."""

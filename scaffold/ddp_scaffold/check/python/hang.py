@@ -57,9 +57,9 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
         if paired or key in seen or _other_branch(context, function, guard, name):
             continue
         seen.add(key)
-        found = _lonely(context, function, call, effect, guard, who)
+        told = _lonely(context, function, call, effect, guard, who)
         doubt = context.doubts.of(call, effect, guard, who) or _elsewhere(context, call, guard, who, reached)
-        yield replace(found, rule="DDP606", message=f"{found.message}; not decided: {doubt}") if doubt else found
+        yield replace(told, rule="DDP606", message=f"{told.message}; not decided: {doubt}") if doubt else told
 
 
 Reached = tuple[Call, Effect, Guard, Who]
@@ -84,7 +84,7 @@ def _elsewhere(context: Context, call: Call, guard: Guard, who: Who, reached: li
 
 
 def is_used(context: Context, function: Function) -> bool:
-    """Tell whether a function may be called: its name stands somewhere, or other files than these may import its own."""
+    """Tell whether a function may be called: its name stands somewhere, or files that are not here may import it."""
     if isinstance(function.node, ast.Module) or function.name.startswith("__") or function.node.decorator_list:
         return True
     module = function.module
@@ -97,7 +97,9 @@ def _is_known(context: Context, call: Call) -> bool:
     if context.program.called(call) is not None or "." not in call.name:
         return True
     first = call.name.partition(".")[0]
-    return first in KNOWN_OWNERS or first in FOREIGN or bool(re.search(r"log|writer|print|bar|timer", call.name.lower()))
+    return (
+        first in KNOWN_OWNERS or first in FOREIGN or bool(re.search(r"log|writer|print|bar|timer", call.name.lower()))
+    )
 
 
 def _leaving(function: Function, guard: Guard) -> ast.stmt | None:
@@ -496,11 +498,18 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
         if not part or context.ranks.partial(call) is not None or not _may_fail_alone(context, function, call):
             continue
         effects = context.effects.of(call)
+        if effects and effects[0].kind != "forward" and not _answered(function, call) and _tells(function, call):
+            continue
         if effects and effects[0].kind != "forward" and not _answered(function, call):
             when = "only the rank that failed comes here" if part == "except" else "a rank that failed comes here alone"
             message = f"{when}, and waits in {effects[0].words()} for the others until the timeout"
             fix = f"delete `{shown(call.node, 40)}` from `{part}`, or move it behind the `try`, where all ranks come"
-            yield Found("DDP114", function.module, call.node, message, fix)
+            doubt = "" if _fails_in_a_step(context, function, call) else "whether one rank alone can fail there"
+            doubt = doubt or effects[0].doubt or context.doubts.of_place(call)
+            if doubt:
+                yield Found("DDP606", function.module, call.node, f"{message}; not decided: {doubt}", fix)
+            else:
+                yield Found("DDP114", function.module, call.node, message, fix)
         elif call.name == "torch.distributed.destroy_process_group" and part == "except":
             message = (
                 "destroying the group after an exception hides which rank failed: the others report a lost connection"
@@ -520,6 +529,24 @@ def _may_fail_alone(context: Context, function: Function, call: Call) -> bool:
             if any(inner is node and where == "body" for inner, where in other.place.tries) and not _reads(other):
                 return True
     return False
+
+
+def _fails_in_a_step(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a step of all ranks stands in the body of the `try` itself: a backward pass, or a collective."""
+    outer = {id(node) for node, part in call.place.tries if part in ("except", "finally")}
+    for other in function.calls:
+        if any(id(node) in outer and part == "body" for node, part in other.place.tries):
+            effects = context.effects.of(other)
+            if other.last == "backward" or any(effect.sure for effect in effects):
+                return True
+    return False
+
+
+def _tells(function: Function, call: Call) -> bool:
+    """Tell whether a collective shares out whether a rank has failed: that is what it is there for."""
+    names = {name for arg in _arguments(call.node) for name in names_in(arg)}
+    words = re.compile(r"fail|error|exc|status|ok$|success|flag|stop", re.IGNORECASE)
+    return any(words.search(name) for name in names)
 
 
 def _catches_failures(node: ast.Try, call: Call) -> bool:

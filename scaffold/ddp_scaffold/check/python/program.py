@@ -219,8 +219,8 @@ class Program:
     def unambiguous(self, call: Call) -> bool:
         """Tell whether a call can only mean the function that `called` returns.
 
-        It does not where the name is defined twice, where a subclass has a method of that name, where the object may
-        be of another class, or where a decorator may do something else.
+        It does not where the name is defined twice, where the object may be of another class, or where a decorator may
+        do something else. Methods of subclasses are `overrides`.
         """
         if id(call) not in self._unambiguous:
             target = self.called(call)
@@ -237,26 +237,27 @@ class Program:
         first, _, rest = name.partition(".")
         if target.of_class is None:
             return not any(first in f.assignments or first in f.parameters for f in _chain(call.function)[:-1])
-        if first in ("self", "cls") and "." not in rest:
-            return not self._overridden(target)
-        if not name or target.name == "__init__":
+        if (first in ("self", "cls") and "." not in rest) or not name or target.name == "__init__":
             return True
         return self.class_of(call.function, name.rpartition(".")[0]) is not None
 
-    def _overridden(self, target: Function) -> bool:
-        """Tell whether a class that inherits from a method's class, directly or not, has a method of that name."""
-        waiting = [target.of_class.name] if target.of_class is not None else []
-        seen: set[str] = set()
+    def overrides(self, call: Call) -> list[Function]:
+        """Return the methods of subclasses, direct or not, that a call of `self.f()` may mean as well."""
+        target = self.called(call)
+        if target is None or target.of_class is None or dotted(call.node.func).partition(".")[0] not in ("self", "cls"):
+            return []
+        found: dict[int, Function] = {}
+        waiting, seen = [target.of_class.name], set[str]()
         while waiting:
             name = waiting.pop()
             if name in seen:
                 continue
             seen.add(name)
             for child in self._children[name]:
-                if target.name in child.methods and child is not target.of_class:
-                    return True
+                if child is not target.of_class and target.name in child.methods:
+                    found[id(child)] = child.methods[target.name]
                 waiting.append(child.name)
-        return False
+        return list(found.values())
 
     @cached_property
     def _children(self) -> dict[str, list[Class]]:

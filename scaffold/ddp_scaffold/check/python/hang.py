@@ -89,7 +89,7 @@ def is_used(context: Context, function: Function) -> bool:
         return True
     module = function.module
     closed = module.runs_itself or any(module in context.program.imports_of(m) for m in context.program.modules)
-    return function.name in context.named_anywhere or not closed
+    return not closed or context.is_named(function.name)
 
 
 def _is_known(context: Context, call: Call) -> bool:

@@ -111,6 +111,24 @@ PYTHON: tuple[Described, ...] = (
         114, "collective-on-error-path", "a collective in except or finally", "a rank that has failed comes there alone"
     ),
     described(
+        115,
+        "early-stop-unreduced",
+        "early stopping by a value that each rank measures on its own part of the data",
+        "ranks run out of patience at different epochs, and those that go on wait for those that have left",
+    ),
+    described(
+        116,
+        "retried-collective",
+        "a collective that is tried again after an exception",
+        "the rank that tries again calls it twice, the others once",
+    ),
+    described(
+        117,
+        "spawn-under-launcher",
+        "mp.spawn in a process that is a rank already",
+        "torchrun starts each rank, each starts a set of processes, and several have the same rank",
+    ),
+    described(
         201, "sampler-missing", "a training loader without a distributed sampler", "every rank reads all samples"
     ),
     described(
@@ -249,6 +267,12 @@ PYTHON: tuple[Described, ...] = (
         "perhaps-rank-only",
         "a collective that only some ranks seem to reach, where something on the way is not known",
         "the message says what: if it is so, those that come wait until the timeout",
+    ),
+    described(
+        607,
+        "global-rank-as-device",
+        "the rank among all nodes as the number of a GPU",
+        "it works on one node only: the second has no such GPU",
     ),
 )
 

@@ -12,6 +12,7 @@ from .effects import Effect, walk_body
 from .module import Call, Exit, Function, Guard, dotted, is_constant, names_in, shown
 from .program import FOREIGN
 from .ranks import Who
+from .stops import tries_again
 
 OF_KIND = {
     "forward": "DDP103",
@@ -450,6 +451,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             step is None
             or not place.loops
             or _only_timed(function, place.loops[-1], step)
+            or (step.last != "backward" and tries_again(node, place.loops[-1]))  # a finding of its own
             or any(context.ranks.guard(function, guard) for guard in place.guards)
         ):
             continue

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePosixPath
 
 from ..files import SourceFile
 
@@ -135,6 +136,17 @@ class Module:
 
     def __post_init__(self) -> None:
         self.body = Function(self, "", self.tree)
+
+    @cached_property
+    def is_package(self) -> bool:
+        """Tell whether the file is a package's `__init__.py`."""
+        return PurePosixPath(self.file.inside).stem == "__init__"
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Return `("a", "b")` for a/b.py and for a/b/__init__.py."""
+        path = PurePosixPath(self.file.inside).with_suffix("")
+        return path.parts[:-1] if self.is_package else path.parts
 
     @property
     def runs_itself(self) -> bool:

@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import PurePosixPath
 
 from .module import Assignment, Call, Class, Function, Module, dotted
 
@@ -30,7 +29,7 @@ class Program:
         self.by_last: dict[str, list[tuple[tuple[str, ...], Module]]] = defaultdict(list)
         self.methods: dict[str, list[Function]] = defaultdict(list)
         for module in self.modules:
-            parts = module_parts(module)
+            parts = module.parts
             if parts:
                 self.by_last[parts[-1]].append((parts, module))
             for found in module.classes.values():
@@ -67,8 +66,8 @@ class Program:
         return self._imported[key]
 
     def _find(self, module: Module, written: str) -> Module | None:
-        here = module_parts(module)
-        folder = here if _is_package(module) else here[:-1]
+        here = module.parts
+        folder = here if module.is_package else here[:-1]
         level = len(written) - len(written.lstrip("."))
         parts = tuple(part for part in written.split(".") if part)
         if level:
@@ -330,13 +329,3 @@ def _chain(function: Function) -> list[Function]:
 def _is_plain(decorator: ast.expr) -> bool:
     """Tell whether a decorator leaves it to the function what a call does."""
     return dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2] in PLAIN
-
-
-def module_parts(module: Module) -> tuple[str, ...]:
-    """Return `("a", "b")` for a/b.py and for a/b/__init__.py."""
-    path = PurePosixPath(module.file.inside).with_suffix("")
-    return path.parts[:-1] if path.name == "__init__" else path.parts
-
-
-def _is_package(module: Module) -> bool:
-    return PurePosixPath(module.file.inside).stem == "__init__"

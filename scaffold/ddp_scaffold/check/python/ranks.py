@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Assignment, Call, Function, Guard, dotted, is_constant, shown
+from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -95,6 +95,10 @@ class Ranks:
             line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
             return Guard(RANK_ZERO, True, line), "first"
         return None
+
+    def partial_place(self, function: Function, place: Place) -> bool:
+        """Tell whether only some ranks, or a program of one process, come to a place."""
+        return self.alone(function, place.guards) or any(self.guard(function, guard) for guard in place.guards)
 
     def _inits(self, function: Function) -> list[Call]:
         if id(function) not in self._made:

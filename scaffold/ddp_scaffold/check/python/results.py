@@ -15,7 +15,6 @@ HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluat
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
-CHECKPOINT = re.compile(r"ckpt|checkpoint|resume|pretrain|weight|snapshot|model", re.IGNORECASE)
 
 
 def loaders(context: Context, function: Function) -> Iterator[Found]:
@@ -115,15 +114,16 @@ def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr]
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
-    return bool(loops) and not trains and _reduces(context, function)
+    return bool(loops) and not trains and reduces(context, function)
 
 
-def _reduces(context: Context, function: Function, depth: int = 0) -> bool:
+def reduces(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a function takes results of the ranks together, itself or in what it calls."""
     for call in function.calls:
         if call.last in REDUCTIONS:
             return True
         target = context.program.called(call)
-        if target is not None and depth < 4 and _reduces(context, target, depth + 1):
+        if target is not None and depth < 4 and reduces(context, target, depth + 1):
             return True
     return False
 

@@ -66,6 +66,8 @@ def create(request: Request, session: Session) -> Project:
             show(project)
             if not request.dry_run:
                 _confirm(project)
+        elif project.adoption and not request.dry_run:
+            existing.refuse_unfit(project.adoption)
         if not request.dry_run:
             _write(request, project, staged, destination, session)
     return project
@@ -107,16 +109,20 @@ def _render(
     rendered = answer(source, staged, questions, start.data, start.suggestions, start.given, ask=request.ask)
     refuse_skipped(start.given, rendered)
     files, kept = list_files(staged), list[str]()
+    advice = None
     if request.into_existing:
-        files, kept = existing.sort_files(files, destination, rendered.answers)
+        advice = existing.look(destination, rendered.answers, files)
+        patch = existing.write_patch(staged, advice)
+        files, kept = existing.sort_files([*files, *patch], destination, rendered.answers)
     command = equivalent_command(
         request.dest, destination.name, request.template, questions, rendered, start.own, source.read
     )
     project = describe(request.dest, destination, staged, files, rendered, command)
-    if not request.into_existing:
+    if advice is None:
         return project
+    start_command = project.next[-1]
     return project.adopted(
-        existing.describe(request.dest, destination, kept, project.answers, project.files, project.next[-1])
+        existing.describe(request.dest, destination, kept, project.answers, project.files, start_command, advice)
     )
 
 
@@ -130,8 +136,11 @@ def _confirm(project: Project) -> None:
     """Raise ScaffoldError unless the user agrees."""
     destination = _output.near(project.destination)
     far = len(destination) > 40
+    unfit = project.adoption.notes if project.adoption else []
+    for text in unfit:
+        _output.note(text)
     question = f"\n{destination}\nWrite" if far else "\nWrite"
-    if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=True):
+    if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=not unfit):
         raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
 
 

@@ -27,6 +27,8 @@ STOPS = {"signal.SIGTERM", "signal.SIGUSR1", "signal.SIGUSR2", "signal.SIGINT", 
 SESSION, EPOCHS, BATCHES, WATCHED, VALUES = (
     *("ddp_session", "resumed_epochs", "resumed_batches", "watched_batches", "resumed_values"),
 )
+LOCAL_RANK, WORLD_SIZE = "ddp_local_rank", "ddp_world_size"
+COUNT = re.compile(r"world_size|n_?procs|ngpus(?:_per_node)?|n_?gpus?")  # of processes
 
 
 @dataclass(frozen=True)
@@ -122,17 +124,17 @@ def _last_import(tree: ast.Module) -> ast.stmt | None:
 
 
 def _session(work: Work, shape: Shape) -> None:
-    why = "a session makes the process group, watches the ranks, and gives each end its exit code"
-    if shape.spawn is not None:
-        _spawn(work, shape, shape.spawn, why)
-        return
     first, last = _span(shape)
     if first is None or last is None:
-        return
-    module = shape.entry
-    name = work.use(module, SESSION)
-    work.text(module).indent(first, last, f"with {name}():")
-    work.note(module, first.lineno, why, f"with {name}():  # around it, to line {last.end_lineno}")
+        shape.unknown.append((shape.entry, 1, "where the processes begin: nothing in the body of this file trains"))
+    else:
+        module = shape.entry
+        name = work.use(module, SESSION)
+        work.text(module).indent(first, last, f"with {name}():")
+        why = "a session makes the process group, watches the ranks, and gives each end its exit code"
+        work.note(module, first.lineno, why, f"with {name}():  # around it, to line {last.end_lineno}")
+    if shape.spawn is not None:
+        _spawn(work, shape, shape.spawn)
 
 
 def _span(shape: Shape) -> tuple[ast.stmt | None, ast.stmt | None]:
@@ -162,38 +164,27 @@ def _reaches(shape: Shape, call: Call) -> bool:
     return call.last in names
 
 
-def _spawn(work: Work, shape: Shape, call: Call, why: str) -> None:
+def _spawn(work: Work, shape: Shape, call: Call) -> None:
+    """Call what mp.spawn would: the launcher has started a process for each rank."""
     module = call.function.module
     words = {word.arg: word.value for word in call.node.keywords}
     positional = dict(zip(("fn", "args", "nprocs"), call.node.args, strict=False))
     fn, given, count = (words.get(name) or positional.get(name) for name in ("fn", "args", "nprocs"))
-    statement, block = statement_of(call.function, call.node)
-    if fn is None or statement is None or block is None or not isinstance(statement, ast.Expr):
-        shape.unknown.append((module, call.node.lineno, "mp.spawn is not a statement of its own"))
+    if fn is None:
+        shape.unknown.append((module, call.node.lineno, "what mp.spawn calls"))
         return
-    run = _free(module, "run")
-    parts = [f"{run}.job.place.local_rank"]
+    parts = [f"{work.use(module, LOCAL_RANK)}()"]
     if isinstance(given, (ast.Tuple, ast.List)):
         total = ast.unparse(count) if count is not None else ""
         for each in given.elts:
             text = ast.unparse(each)
-            same = text == total or re.fullmatch(r"(?:.*[._])?(?:world_size|n_?procs|ngpus(?:_per_node)?|n_?gpus?)", text)
-            parts.append(f"{run}.job.world_size" if same and not text.startswith("args.") else text)
+            parts.append(f"{work.use(module, WORLD_SIZE)}()" if text == total or COUNT.fullmatch(text) else text)
     elif given is not None:
         parts.append(f"*{ast.unparse(given)}")
-    name = work.use(module, SESSION)
-    text = work.text(module)
-    text.replace(statement, f"{ast.unparse(fn)}({', '.join(parts)})")
-    text.indent(statement, statement, f"with {name}() as {run}:")
-    again = "the launcher has started the processes already, so each would start others; "
-    instead = f"with {name}() as {run}: {ast.unparse(fn)}({', '.join(parts)})"
-    work.note(module, call.node.lineno, again + why, instead)
-
-
-def _free(module: Module, name: str) -> str:
-    taken = {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)}
-    taken |= set(module.imports)
-    return next(each for each in (name, f"ddp_{name}", f"adopted_{name}") if each not in taken)
+    direct = f"{ast.unparse(fn)}({', '.join(parts)})"
+    work.text(module).replace(call.node, direct)
+    why = "the launcher has started a process for each rank, and each of them would start others here"
+    work.note(module, call.node.lineno, why, direct)
 
 
 def _groups(work: Work, shape: Shape) -> None:

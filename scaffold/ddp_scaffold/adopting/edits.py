@@ -60,8 +60,14 @@ class Text:
         return re.match(r"[ \t]*", self.lines[line - 1])[0]  # type: ignore[index]  # it matches always
 
     def unit(self) -> str:
-        """One level of indentation, as this file has it."""
-        return next((m[0] for m in (re.match(r"[ \t]+(?=\S)", line) for line in self.lines) if m), "    ")
+        """One level of indentation, as this file has it: that of the least indented statement."""
+        lines = {
+            node.lineno
+            for node in ast.walk(ast.parse("\n".join(self.lines)))
+            if isinstance(node, ast.stmt) and node.col_offset
+        }
+        found = {self.indentation(line) for line in lines if self.indentation(line)}
+        return min(found, key=len, default="    ")
 
     def delete(self, node: ast.stmt, block: Sequence[ast.stmt]) -> None:
         """Delete a statement of `block`; where nothing else would be left, or more stands in its line, it is `pass`."""

@@ -20,6 +20,7 @@ SLURM = {
     "SLURM_NPROCS": "WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE": "LOCAL_WORLD_SIZE",
     "SLURM_TASKS_PER_NODE": "LOCAL_WORLD_SIZE",
+    "SLURM_GPUS_ON_NODE": "LOCAL_WORLD_SIZE",
     "SLURM_NODEID": "GROUP_RANK",
 }
 ADDRESS = {"MASTER_ADDR", "MASTER_PORT"}
@@ -219,15 +220,46 @@ def _launchers(work: Work, shape: Shape) -> None:
     for module in {id(f.module): f.module for f in shape.reached}.values():
         guarded = _guarded(module)
         for node in ast.walk(module.tree):
-            if not (isinstance(node, ast.Subscript) and module.full_name(node.value) == "os.environ"):
-                continue
-            key = node.slice
-            if isinstance(key, ast.Constant) and key.value in SLURM and isinstance(node.ctx, ast.Load):
-                if id(node) in guarded:
-                    continue
-                work.text(module).replace(key, f'"{SLURM[str(key.value)]}"')
-                why = f"{key.value} is there below srun only"
-                work.note(module, node.lineno, why, f'os.environ["{SLURM[str(key.value)]}"], which the session gives')
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and id(node) not in guarded:
+                if module.full_name(node.value) == "os.environ" and isinstance(node.slice, ast.Constant):
+                    _variable(work, module, node, str(node.slice.value))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "add_argument":
+                    _local_rank_option(work, module, node)
+
+
+def _variable(work: Work, module: Module, node: ast.Subscript, name: str) -> None:
+    if not name.startswith("SLURM_"):
+        return
+    why = f"{name} is there below srun only, and without it this raises KeyError"
+    if name in SLURM:
+        work.text(module).replace(node.slice, f'"{SLURM[name]}"')
+        work.note(module, node.lineno, why, f'os.environ["{SLURM[name]}"], which torchrun gives, or the session')
+    elif name == "SLURM_CPUS_PER_TASK":
+        instead = f'{ast.unparse(node.value)}.get("{name}", "1")'
+        work.text(module).replace(node, instead)
+        work.note(module, node.lineno, why, instead)
+
+
+def _local_rank_option(work: Work, module: Module, node: ast.Call) -> None:
+    """`torch.distributed.launch` gave each process `--local_rank`; torchrun does not, so the default counts."""
+    names = {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
+    if not names & {"--local_rank", "--local-rank"}:
+        return
+    words = {word.arg: word.value for word in node.keywords}
+    default, text = words.get("default"), work.text(module)
+    if default is not None and "environ" in ast.unparse(default):
+        return
+    environ = "os.environ" if module.imports.get("os") == "os" else '__import__("os").environ'
+    before = ast.unparse(default) if default is not None else "0"
+    instead = f'int({environ}.get("LOCAL_RANK", {before}))'
+    if default is not None:
+        text.replace(default, instead)
+    else:
+        last = node.keywords[-1].value if node.keywords else node.args[-1]
+        text.span(text.end(last), text.end(last), f", default={instead}")
+    why = "torchrun gives no --local_rank, as torch.distributed.launch did: each process would have the same one"
+    work.note(module, node.lineno, why, f"default={instead}")
 
 
 def _guarded(module: Module) -> set[int]:

@@ -30,6 +30,7 @@ NETWORK = re.compile(
 )
 RANGES = {"range", "trange", "count", "xrange"}
 WRAPPERS = {"enumerate", "tqdm", "zip", "islice", "iter", "list", "reversed", "track", "cycle", "trange"}
+KINDS = ("model", "average", "optimizer", "scheduler", "scaler")
 DEEPEST, MOST = 12, 4000  # calls above each other, and visits of functions: a program that is larger is not followed
 
 
@@ -378,6 +379,7 @@ def _find_held(shape: Shape, reader: Reader, top: Level) -> None:
         name = next(each for each in _names_for(text) if each not in names)
         names.add(name)
         shape.held.append(Held(name, text, kind, _when(reader.program, top.function, text)))
+    shape.held.sort(key=lambda each: KINDS.index(each.kind))
     kinds = {each.kind for each in shape.held}
     for kind in ("model", "optimizer"):
         if kind not in kinds and not any(kind in words for _, _, words in shape.unknown):
@@ -470,23 +472,42 @@ def _condition(guard: Guard) -> str:
 def counted(top: Level) -> list[str]:
     """Return the names of numbers that were set before the loop of the epochs, and are changed in it.
 
-    Like `global_step = 0` before it and `global_step += 1` inside, or the best accuracy so far.
+    Like `global_step = 0` before it and `global_step += 1` inside, or the best accuracy so far; `self.best` as well.
     """
     function, first, last = top.function, top.loop.lineno, top.loop.end_lineno or top.loop.lineno
     declared = {name for node in ast.walk(function.node) if isinstance(node, ast.Nonlocal) for name in node.names}
+    shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
     found = []
     for name, assignments in function.assignments.items():
-        before = [a for a in assignments if _line(a) < first]
-        inside = [a for a in assignments if first < _line(a) <= last]
-        if not before or not inside or name in declared or not all(_is_number(a.value) for a in before):
+        if name in declared or "." in name:
             continue
+        outside = function.module.body.assignments.get(name, []) if name in shared else []
+        before = [*outside, *(a for a in assignments if _line(a) < first)]
+        inside = [a for a in assignments if first < _line(a) <= last]
         if any(isinstance(a.node, (ast.For, ast.AsyncFor)) for a in inside):
             continue
-        if any(not [g for g in a.place.guards if not g.early] for a in before) and not all(
-            _is_number(a.value) for a in inside
-        ):
+        if _set_to_number(before) and any(not _is_number(a.value) for a in inside):
+            found.append(name)
+    return found + _counted_attributes(function)
+
+
+def _counted_attributes(function: Function) -> list[str]:
+    """The same for what an object counts: set to a number where it is made, and changed by its other methods."""
+    owner = function.of_class
+    if owner is None or "__init__" not in owner.methods:
+        return []
+    found = []
+    for name, assignments in owner.methods["__init__"].assignments.items():
+        others = [m for key, m in owner.methods.items() if key != "__init__"]
+        changed = [a for method in others for a in method.assignments.get(name, ()) if not _is_number(a.value)]
+        if name.startswith("self.") and name.count(".") == 1 and _set_to_number(assignments) and changed:
             found.append(name)
     return found
+
+
+def _set_to_number(assignments: Sequence[Assignment]) -> bool:
+    """Tell whether one of them sets a number whatever else holds."""
+    return any(_is_number(a.value) and not [g for g in a.place.guards if not g.early] for a in assignments)
 
 
 def _line(assignment: Assignment) -> int:

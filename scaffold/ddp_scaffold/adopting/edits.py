@@ -131,7 +131,7 @@ class Text:
         unit, kept = self.unit(), self._inside_texts() if self._indented else set()
         ranges = sorted(self._indented, key=lambda each: (each[0], -each[1]))
         for before, text in self._inserted:
-            depth = sum(first <= before <= last for first, last, _ in ranges)
+            depth = sum(first < before <= last for first, last, _ in ranges)
             self._edits.append(((before - 1, 0), (before - 1, 0), f"{unit * depth}{text}\n"))
         for number, (first, last, header) in enumerate(ranges):
             depth = sum(outer[0] <= first and last <= outer[1] for outer in ranges[:number])

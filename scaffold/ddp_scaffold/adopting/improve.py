@@ -45,7 +45,7 @@ def _loaders(shape: Shape, context: Context, function: Function) -> Iterator[Pla
         yield place
         used.add(sampler)
     for name, call in samplers.items():
-        if name in used:
+        if name in used and _target(function, call):
             yield Place(function.module, call.node.lineno, "make_loader shares the samples out", "delete it")
     for call in function.calls:
         owner = ast.unparse(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""

@@ -28,6 +28,9 @@ NETWORK = re.compile(
     r"(?:_.*|[dg12]?)|net[dg]",
     re.IGNORECASE,
 )
+USES = {
+    *("step", "zero_grad", "update", "update_parameters", "scale", "unscale_", "train", "eval", "no_sync"),
+}
 RANGES = {"range", "trange", "count", "xrange"}
 WRAPPERS = {"enumerate", "tqdm", "zip", "islice", "iter", "list", "reversed", "track", "cycle", "trange"}
 KINDS = ("model", "average", "optimizer", "scheduler", "scaler")
@@ -235,7 +238,7 @@ def read_shape(program: Program, entry: Module) -> Shape:
     shape = Shape(entry, reached=reader.reached())
     for function in shape.reached:
         for call in function.calls:
-            _note_call(shape, call)
+            _note_call(shape, reader, call)
     _find_loops(shape, reader)
     if shape.epochs is not None:
         _find_held(shape, reader, shape.epochs)
@@ -243,7 +246,7 @@ def read_shape(program: Program, entry: Module) -> Shape:
     return shape
 
 
-def _note_call(shape: Shape, call: Call) -> None:
+def _note_call(shape: Shape, reader: Reader, call: Call) -> None:
     if call.last == INIT and "distributed" in f"torch.distributed {call.name}" and call.name != f"self.{INIT}":
         shape.inits.append(call)
     elif call.last == DESTROY:
@@ -252,7 +255,9 @@ def _note_call(shape: Shape, call: Call) -> None:
         if shape.spawn is not None:
             shape.unknown.append(_at(call, "processes are started by a second mp.spawn"))
         shape.spawn = call
-    elif PROCESSES.fullmatch(call.name) and not shape.inits:
+    elif PROCESSES.fullmatch(call.name) and any(
+        each is call and reader.steps(target) for each, target in reader.edges(call.function)
+    ):
         shape.unknown.append(_at(call, "processes are started one by one, with Process()"))
 
 
@@ -391,11 +396,12 @@ def _used(reader: Reader, call: Call) -> Iterator[tuple[str, str]]:
     """Yield the names that a call uses as a model, an optimizer or the like, each with its kind."""
     func = call.node.func
     owner = dotted(func.value) if isinstance(func, ast.Attribute) else ""
-    if owner and call.last in ("step", "zero_grad", "update", "scale", "unscale_", "train", "eval", "no_sync"):
+    if owner and call.last in USES:
         kind = reader.kind(call.function, owner)
         allowed = {
             "step": ("optimizer", "scheduler", "scaler", "average"),
             "update": ("scaler", "average"),
+            "update_parameters": ("average",),
             "zero_grad": ("optimizer", "model"),
         }.get(call.last, ("model",) if call.last in ("train", "eval", "no_sync") else ("scaler",))
         if kind in allowed and reader.program.called(call) is None:

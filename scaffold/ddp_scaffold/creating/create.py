@@ -62,6 +62,8 @@ def create(request: Request, session: Session) -> Project:
         staged = scratch / "project"
         project = _render(request, start, destination, source, questions, staged)
         _note_uncommitted(source)
+        for text in project.adoption.notes if project.adoption else ():
+            _output.note(text)
         if request.ask:
             show(project)
             if not request.dry_run:
@@ -136,9 +138,7 @@ def _confirm(project: Project) -> None:
     """Raise ScaffoldError unless the user agrees."""
     destination = _output.near(project.destination)
     far = len(destination) > 40
-    unfit = project.adoption.notes if project.adoption else []
-    for text in unfit:
-        _output.note(text)
+    unfit = bool(project.adoption and project.adoption.notes)
     question = f"\n{destination}\nWrite" if far else "\nWrite"
     if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=not unfit):
         raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")

@@ -143,8 +143,6 @@ def show_changes(adoption: Adoption) -> None:
     """Print what else follows for code that exists: what is wrong in it, and which of its lines to change."""
     for path in adoption.kept:
         _output.note(f"kept: {path} exists, and stays as it is")
-    for text in adoption.notes:
-        _output.note(text)
     _show_findings(adoption)
     must = [change for change in adoption.changes if change.must]
     may = [change for change in adoption.changes if not change.must]

@@ -98,7 +98,7 @@ if __name__ == "__main__":
 '''
 
 # mp.spawn; a class with methods for an epoch and a batch; two spaces.
-SPAWN = '''\
+SPAWN = """\
 import os
 import torch
 import torch.multiprocessing as mp
@@ -160,10 +160,10 @@ if __name__ == "__main__":
   world_size = torch.cuda.device_count() or 4
   epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
   mp.spawn(main, args=(world_size, epochs), nprocs=world_size)
-'''
+"""
 
 # srun; an address from scontrol; a signal handler; an average of the weights; all in one function.
-SRUN = '''\
+SRUN = """\
 import os
 import signal
 import subprocess
@@ -215,7 +215,7 @@ def run(epochs):
 
 
 run(int(sys.argv[2]) if len(sys.argv) > 2 else 3)
-'''
+"""
 
 # No functions, and a while loop that draws its batches; text over several lines.
 WHILE = '''\
@@ -257,7 +257,7 @@ if ddp:
 '''
 
 # One pass over the data, and no epochs.
-PASS = '''\
+PASS = """\
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -283,7 +283,7 @@ def main(times):
 
 if __name__ == "__main__":
     main(int(sys.argv[2]) if len(sys.argv) > 2 else 3)
-'''
+"""
 
 SHAPES = {"torchrun": TORCHRUN, "spawn": SPAWN, "srun": SRUN, "while": WHILE, "pass": PASS}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import adopt_shapes
@@ -79,13 +78,19 @@ EDITS = [
     ("spawn", "  with ddp_session():\n    main(ddp_local_rank(), ddp_world_size(), epochs)\n"),
     ("spawn", "resumed_epochs(range(epochs), model=self.model, optimizer=self.optimizer):"),
     ("spawn", "(self.global_step,) = resumed_values(lambda: (self.global_step,))"),
-    ("srun", 'rank = int(os.environ["RANK"])\n    world_size = int(os.environ["WORLD_SIZE"])\n    os.environ["MASTER_PORT"]'),
+    (
+        "srun",
+        'rank = int(os.environ["RANK"])\n    world_size = int(os.environ["WORLD_SIZE"])\n    os.environ["MASTER_PORT"]',
+    ),
     ("srun", "model=model, ema_model=ema_model, optimizer=optimizer):"),
     ("srun", 'int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))'),
     ("while", "    for _ in resumed_epochs(iter(lambda: True, False), model=model, optimizer=optimizer):\n"),
     ("while", '    note = """steps\n of a run\n"""\n'),
     ("while", "    if ddp:\n        pass\n"),
-    ("pass", "    for _ in resumed_epochs(range(1), model=model, optimizer=optimizer):\n        for x, y in resumed_batches("),
+    (
+        "pass",
+        "for _ in resumed_epochs(range(1), model=model, optimizer=optimizer):\n        for x, y in resumed_batches(",
+    ),
 ]
 
 
@@ -150,10 +155,14 @@ def patched_in(folder: Path) -> str:
 
 
 UNKNOWN = [
-    ("for step in range(9):\n    pass\noptimizer = torch.optim.SGD(p, 1)\nloss.backward()\noptimizer.step()", "outside of a loop"),
+    (
+        "for step in range(9):\n    pass\noptimizer = torch.optim.SGD(p, 1)\nloss.backward()\noptimizer.step()",
+        "outside of a loop",
+    ),
     (LOOP + LOOP, "several loops train"),
     (
-        f"def work(rank):\n{textwrap.indent(LOOP, '    ')}for rank in range(2):\n    mp.Process(target=work, args=(rank,)).start()",
+        f"def work(rank):\n{textwrap.indent(LOOP, '    ')}"
+        "for rank in range(2):\n    mp.Process(target=work, args=(rank,)).start()",
         "one by one, with Process()",
     ),
     (
@@ -199,7 +208,8 @@ def test_the_script_of_a_command():
 
 def test_a_session_whose_stop_nobody_asks_for_says_so(tmp_path):
     code = (
-        "from mine.ddp.adopted import ddp_session\nimport torch\nfrom torch.nn.parallel import DistributedDataParallel\n"
+        "from mine.ddp.adopted import ddp_session\nimport torch\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
         "def main():\n    model = DistributedDataParallel(build())\n    model.load_state_dict(torch.load('x.pt'))\n"
         "    optimizer = torch.optim.SGD(model.parameters(), 1)\n    for epoch in range(3):\n"
         "        for x in loader:\n            model(x).sum().backward()\n            optimizer.step()\n"
@@ -222,7 +232,8 @@ def test_places_come_in_the_order_of_work(tmp_path):
 
 
 def test_loader_and_sampler_together_or_neither(tmp_path):
-    both = "s = DistributedSampler(d, seed=7) if many else None\ntrain_loader = DataLoader(d, 4, shuffle=not many, sampler=s)\n"
+    both = "s = DistributedSampler(d, seed=7) if many else None\n"
+    both += "train_loader = DataLoader(d, 4, shuffle=not many, sampler=s)\n"
     found = {change.text.split(" = ")[0]: change for change in changes(tmp_path, both + LOOP) if not change.must}
     assert "delete it" in found["s"].instead
     assert "seed=7" in found["train_loader"].instead
@@ -246,7 +257,8 @@ def test_what_a_loader_has_is_kept_or_said(tmp_path):
 
 
 def test_both_branches_that_train_are_no_finding(tmp_path):
-    fit = "def fit(net, writer):\n    for epoch in range(3):\n        for x in train_loader:\n            net(x).backward()\n"
+    fit = "def fit(net, writer):\n    for epoch in range(3):\n        for x in train_loader:\n"
+    fit += "            net(x).backward()\n"
     code = f"{fit}            optimizer.step()\nif rank == 0:\n    fit(net, writer)\nelse:\n    fit(net, None)\n"
     read(tmp_path, code)
     assert not [one for one in reading.findings_in(tmp_path) if one.severity == "hang"]
@@ -289,12 +301,24 @@ def test_a_project_that_setuptools_installs_still_installs(tmp_path, before):
 @pytest.mark.parametrize(
     ("files", "package", "command"),
     [
-        ({"src/train.py": "from src.model import f\nDistributedDataParallel\n" + "if __name__ == '__main__':\n"}, "lab", "-m src.train"),
-        ({"code/run/train.py": "import code.x\nDistributedDataParallel\nif __name__ == '__main__':\n"}, "lab", "-m code.run.train"),
+        (
+            {"src/train.py": "from src.model import f\nDistributedDataParallel\n" + "if __name__ == '__main__':\n"},
+            "lab",
+            "-m src.train",
+        ),
+        (
+            {"code/run/train.py": "import code.x\nDistributedDataParallel\nif __name__ == '__main__':\n"},
+            "lab",
+            "-m code.run.train",
+        ),
         ({"train.py": "import lab.net\nDistributedDataParallel\nif __name__ == '__main__':\n"}, "lab_ddp", "train.py"),
-        ({"train.py": "import lab.net\nDistributedDataParallel\nif __name__ == '__main__':\n", "lab/net.py": ""}, "lab", "train.py"),
+        (
+            {"train.py": "import lab.net\nDistributedDataParallel\nif __name__ == '__main__':\n", "lab/net.py": ""},
+            "lab",
+            "train.py",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_starts_it_finds_its_imports(repository, files, package, command):
     directory = repository("lab", files)
     suggested = suggest(directory, lambda name: (Path(__file__).parents[2] / name).read_text())
@@ -319,7 +343,10 @@ FRAMEWORKS = [
     ("import lightning as L\nL.Trainer().fit(m)\n", "lightning"),
     ("from accelerate import Accelerator\na = Accelerator()\nfor x in d:\n    a.backward(loss)\n", "accelerate"),
     ("from transformers import Trainer\nTrainer(m).train()\n", "transformers"),
-    ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(m)\n", "FullyShardedDataParallel"),
+    (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(m)\n",
+        "FullyShardedDataParallel",
+    ),
 ]
 
 
@@ -390,5 +417,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert set(found.unread) >= {"null.py", "two.py"}
     assert "link.py" not in found.unread
     assert found.patch
-
-

@@ -60,7 +60,8 @@ def patched(repository, adopt):
 
 
 def stops_and_goes_on(directory: Path, *args: str) -> str:
-    stopped = launch(directory, "one", *args, code=75, DDP_FAULTS="term@rank=1,step=11,phase=agree")
+    fault = {"DDP_CHECKPOINT__EVERY_STEPS": "10", "DDP_FAULTS": "term@rank=1,step=10,phase=checkpoint"}
+    stopped = launch(directory, "one", *args, code=75, **fault)
     assert "stopped on request: signal SIGTERM on rank 1" in stopped
     assert outcome(directory, "one")["outcome"] == "stopped"
     last = stopped.rstrip().splitlines()[-1]

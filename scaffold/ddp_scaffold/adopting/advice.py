@@ -17,6 +17,7 @@ from ..check.python.module import Call, Module, read
 from ..check.python.program import Program
 from ..check.run import Selection, check
 from . import done, improve, packaging, patch
+from .edits import as_patch
 from .shape import Shape, read_shape
 
 MAX_BYTES = 1 << 20  # of a file: longer ones are made by programs
@@ -92,7 +93,9 @@ def advise(root: Path, files: Sequence[str], command: str, source_folder: str, p
         if not any(call.last == "backward" for call in _calls(shape)):
             return Advice((), (), unread, (), f"{script} trains nothing, as far as can be seen")
     elif not any(call.last == "backward" for call in _calls(shape)) and shape.epochs is None:
-        loop = f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it as it is"
+        loop = (
+            f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it as it is"
+        )
         return Advice((), (), unread, (), loop)
     work = patch.plan(shape, package)
     unknown = tuple(f"{module.file.inside}:{line}: {words}" for module, line, words in shape.unknown)
@@ -108,7 +111,7 @@ def with_packaging(advice: Advice, root: Path, package: str) -> Advice:
     needed = packaging.needed(root, package)
     if needed is None:
         return advice
-    text = patch.as_patch({"pyproject.toml": (needed.before, needed.after)})
+    text = as_patch({"pyproject.toml": (needed.before, needed.after)})
     change = Change("pyproject.toml", needed.line, "", needed.why, needed.instead, True)
     return replace(advice, changes=(*advice.changes, change), patch=advice.patch + text)
 

@@ -27,7 +27,9 @@ def left(places: Iterable[Place], shape: Shape, program: Program) -> Iterator[Pl
     calls = [call for function in shape.reached for call in function.calls]
     session = has_session(shape)
     asks = any(call.last == "poll" and "agreement" in call.name for call in calls)
-    asks = asks or any(call.name.endswith((f"ddp.adopted.{BATCHES}", "lockstep.polled", "ddp.polled")) for call in calls)
+    asks = asks or any(
+        call.name.endswith((f"ddp.adopted.{BATCHES}", "lockstep.polled", "ddp.polled")) for call in calls
+    )
     loads = any(call.name.endswith((f"ddp.adopted.{EPOCHS}", "ddp.checkpoint.load")) for call in calls)
     for place in places:
         loop = next((loop for loop in _loops(shape) if loop.lineno == place.line), None)
@@ -40,7 +42,12 @@ def left(places: Iterable[Place], shape: Shape, program: Program) -> Iterator[Pl
         if f"{BATCHES}(" in place.instead and asks:
             continue
         if f"{BATCHES}(" in place.instead and session:
-            yield Place(place.module, place.line, "the session's stop is not asked for here: SIGTERM does nothing", place.instead)
+            yield Place(
+                place.module,
+                place.line,
+                "the session's stop is not asked for here: SIGTERM does nothing",
+                place.instead,
+            )
             continue
         if f"{WATCHED}(" in place.instead and loop is not None and _is_ours(loop):
             continue

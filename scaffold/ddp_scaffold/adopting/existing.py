@@ -171,7 +171,12 @@ def look(directory: Path, answers: Mapping[str, Any], files: Sequence[str]) -> A
 
 
 def describe(
-    dest: str, directory: Path, kept: Sequence[str], answers: Mapping[str, Any], files: Sequence[str], start: str,
+    dest: str,
+    directory: Path,
+    kept: Sequence[str],
+    answers: Mapping[str, Any],
+    files: Sequence[str],
+    start: str,
     advice: Advice,
 ) -> Adoption:
     """Return what the user has to do about code that exists. `start` is the command that starts a training."""

@@ -33,7 +33,9 @@ def improvements(shape: Shape, context: Context, package: str) -> Iterator[Place
 
 def _loaders(shape: Shape, context: Context, function: Function) -> Iterator[Place]:
     """Loader and sampler together, or neither: without its sampler, a loader reads the same on all ranks."""
-    samplers = {_target(function, call) or ast.unparse(call.node): call for call in function.calls if call.last == SAMPLER}
+    samplers = {
+        _target(function, call) or ast.unparse(call.node): call for call in function.calls if call.last == SAMPLER
+    }
     used: set[str] = set()
     for call in function.calls:
         if call.last != "DataLoader" or not call.name.startswith("torch.") or context.ranks.partial(call):
@@ -49,10 +51,9 @@ def _loaders(shape: Shape, context: Context, function: Function) -> Iterator[Pla
             yield Place(function.module, call.node.lineno, "make_loader shares the samples out", "delete it")
     for call in function.calls:
         owner = ast.unparse(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else ""
-        if call.last == "set_epoch" and owner.removesuffix(".sampler") in used | {owner.partition(".sampler")[0]}:
-            if owner in used:
-                instead = "delete it: batches(loader, run.job, epoch) sets the epoch"
-                yield Place(function.module, call.node.lineno, "the sampler goes away", instead)
+        if call.last == "set_epoch" and owner in used:
+            instead = "delete it: batches(loader, run.job, epoch) sets the epoch"
+            yield Place(function.module, call.node.lineno, "the sampler goes away", instead)
 
 
 def _loader(shape: Shape, call: Call, samplers: Mapping[str, Call]) -> tuple[Place, str] | None:

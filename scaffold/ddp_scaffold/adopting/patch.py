@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..check.python.module import Call, Function, Module, dotted
 from .edits import Text, as_patch, encoded, encoding_of
-from .shape import DESTROY, INIT, Level, Shape
+from .shape import Level, Shape
 
 PATCH = "adopt.patch"
 SLURM = {
@@ -223,9 +223,8 @@ def _launchers(work: Work, shape: Shape) -> None:
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and id(node) not in guarded:
                 if module.full_name(node.value) == "os.environ" and isinstance(node.slice, ast.Constant):
                     _variable(work, module, node, str(node.slice.value))
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr == "add_argument":
-                    _local_rank_option(work, module, node)
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                _local_rank_option(work, module, node)
 
 
 def _variable(work: Work, module: Module, node: ast.Subscript, name: str) -> None:
@@ -329,16 +328,18 @@ def _head(statement: ast.stmt) -> Iterator[ast.Name]:
 def _signals(work: Work, shape: Shape) -> None:
     for function in shape.reached:
         for call in function.calls:
-            if call.name == "signal.signal" and call.node.args:
-                if function.module.full_name(call.node.args[0]) in STOPS:
-                    why = "the session handles this signal, and the last handler wins; ranks must stop together"
-                    _remove(work, call, why, "delete it: the loop is left by all ranks at the same step")
+            given = function.module.full_name(call.node.args[0]) if call.node.args else ""
+            if call.name == "signal.signal" and given in STOPS:
+                why = "the session handles this signal, and the last handler wins; ranks must stop together"
+                _remove(work, call, why, "delete it: the loop is left by all ranks at the same step")
 
 
 def _epochs(work: Work, shape: Shape, top: Level) -> None:
     module, loop = top.function.module, top.loop
     text, name = work.text(module), work.use(module, EPOCHS)
-    held = ", ".join(f"{each.name}={each.text}{f' if {each.when} else None' if each.when else ''}" for each in shape.held)
+    held = ", ".join(
+        f"{each.name}={each.text}{f' if {each.when} else None' if each.when else ''}" for each in shape.held
+    )
     if not isinstance(loop, (ast.For, ast.While)):
         shape.unknown.append((module, loop.lineno, "the loop of the epochs is an async for"))
         return
@@ -400,10 +401,7 @@ def statement_of(function: Function, node: ast.AST) -> tuple[ast.stmt | None, Se
     """Return the innermost statement that a node is in, and the block that this is in."""
     found: tuple[ast.stmt | None, Sequence[ast.stmt] | None] = (None, None)
     for statement, block in statements_of(function):
-        if node is statement or any(node is each for each in ast.walk(statement)):
-            if found[0] is None or any(statement is each for each in ast.walk(found[0])):
-                found = (statement, block)
+        inside = found[0] is None or any(statement is each for each in ast.walk(found[0]))
+        if inside and any(node is each for each in ast.walk(statement)):
+            found = (statement, block)
     return found
-
-
-__all__ = ["DESTROY", "INIT", "PATCH", "Place", "Work", "plan", "write"]

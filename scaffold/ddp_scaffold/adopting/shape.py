@@ -18,7 +18,9 @@ from ..check.python.ranks import argument
 INIT, DESTROY = "init_process_group", "destroy_process_group"
 SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 PROCESSES = re.compile(r"(?:torch\.)?multiprocessing\.(?:.*\.)?Process")
-DATA = re.compile(r"(?:.*_)?(?:data_?)?(?:loaders?|batches|dl|dataloader|minibatches)(?:_\w+)?|.*(?:loader|Loader)", re.I)
+DATA = re.compile(
+    r"(?:.*_)?(?:data_?)?(?:loaders?|batches|dl|dataloader|minibatches)(?:_\w+)?|.*(?:loader|Loader)", re.I
+)
 OPTIMIZER = re.compile(r"(?:.*_)?(?:optim|opts?|optimi[sz]ers?)(?:_.*|[dg12]?)", re.IGNORECASE)
 SCHEDULER = re.compile(r".*sched.*|(?:.*_)?lr_(?:decay|policy|warmup)|(?:.*_)?warmup", re.IGNORECASE)
 SCALER = re.compile(r"(?:.*_)?(?:scaler|loss_scaler|grad_scaler)(?:_.*)?", re.IGNORECASE)

@@ -3,7 +3,7 @@
 `--format json` prints a list of `{"file", "line", "column", "rule", "severity", "message", "fix", "docs"}`, and `cell`
 for a notebook; severity is hang, wrong-result, lost-work, slow, placebo or hygiene. Keys may be added.
 
-In a repository that has been adopted, the text ends with what is left of that; lines that must change count as findings.
+In a repository that was adopted, the text ends with what is left of that. Lines that must change count as findings.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ def _confirm(project: Project) -> None:
     far = len(destination) > 40
     unfit = bool(project.adoption and project.adoption.notes)
     question = f"\n{destination}\nWrite" if far else "\nWrite"
-    if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=not unfit):
+    if not typer.confirm(
+        f"{question} {len(project.files)} files to {'it' if far else destination}?", default=not unfit
+    ):
         raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
 
 

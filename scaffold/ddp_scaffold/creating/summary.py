@@ -152,7 +152,9 @@ def show_changes(adoption: Adoption) -> None:
     show_places(must)
     if adoption.unknown:
         _output.say()
-        _output.say_filled(f"There is no patch of your loop, since this is not recognised: {'; '.join(adoption.unknown)}")
+        _output.say_filled(
+            f"There is no patch of your loop, since this is not recognised: {'; '.join(adoption.unknown)}"
+        )
     if may:
         _output.say()
         _output.say_filled(f"What may change as well: {len(may)} (`ddp-scaffold check` lists what is left)")

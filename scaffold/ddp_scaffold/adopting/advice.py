@@ -89,13 +89,7 @@ def advise(root: Path, files: Sequence[str], command: str, source_folder: str, p
     framework = _framework(shape, program)
     if framework:
         return Advice((), (), unread, (), f"{framework} owns the loop of {script}", framework)
-    if not shape.inits and not any(wraps_ddp(module) for module in program.modules):
-        if not any(call.last == "backward" for call in _calls(shape)):
-            return Advice((), (), unread, (), f"{script} trains nothing, as far as can be seen")
-    elif not any(call.last == "backward" for call in _calls(shape)) and shape.epochs is None:
-        loop = (
-            f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it as it is"
-        )
+    if loop := _nothing(shape, program, script):
         return Advice((), (), unread, (), loop)
     work = patch.plan(shape, package)
     unknown = tuple(f"{module.file.inside}:{line}: {words}" for module, line, words in shape.unknown)
@@ -104,6 +98,26 @@ def advise(root: Path, files: Sequence[str], command: str, source_folder: str, p
     changes += [_change(place, False) for place in improve.improvements(shape, context, package)]
     written = patch.write(work, root) if not unknown and not done.has_session(shape) else b""
     return Advice(tuple(changes), (), unread, unknown, "", "", written)
+
+
+def _nothing(shape: Shape, program: Program, script: str) -> str:
+    """Say it if this program trains nothing. A backward pass elsewhere may be its own, over calls that are not seen."""
+    if shape.epochs is not None or any(call.last == "backward" for call in _calls(shape)):
+        return ""
+    waiting, seen = [shape.entry], {id(shape.entry)}
+    while waiting:
+        module = waiting.pop()
+        line = next((c.node.lineno for f in module.functions for c in f.calls if c.last == "backward"), 0)
+        if line:
+            shape.unknown[:] = [(module, line, f"how {script} comes to the backward pass here")]
+            return ""
+        for target in program.imports_of(module):
+            if id(target) not in seen:
+                seen.add(id(target))
+                waiting.append(target)
+    if shape.inits:
+        return f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it as it is"
+    return f"{script} trains nothing, as far as can be seen"
 
 
 def with_packaging(advice: Advice, root: Path, package: str) -> Advice:

@@ -251,7 +251,7 @@ def read_shape(program: Program, entry: Module) -> Shape:
 def _note_call(shape: Shape, reader: Reader, call: Call) -> None:
     if call.last == INIT and "distributed" in f"torch.distributed {call.name}" and call.name != f"self.{INIT}":
         shape.inits.append(call)
-    elif call.last == DESTROY:
+    elif call.last == DESTROY and not call.node.args:
         shape.destroys.append(call)
     elif call.name in SPAWNS:
         if shape.spawn is not None:

@@ -56,6 +56,14 @@ def _is_installed(directory: Path, source: Path, package: str) -> bool:
     return not (source / package).is_dir() and any(_has(directory / path, imports) for path in own_files(directory))
 
 
+def _imports_beside(path: Path) -> bool:
+    """Tell whether a file imports one beside it by its bare name, as it can only where it is started as a script."""
+    with suppress(OSError):
+        names = set(re.findall(rb"^(?:from|import)[ \t]+(\w+)", path.read_bytes(), re.MULTILINE))
+        return any((path.parent / f"{name.decode()}.py").is_file() for name in names)
+    return False
+
+
 def _has(path: Path, pattern: re.Pattern[bytes]) -> bool:
     with suppress(OSError):
         return bool(pattern.search(path.read_bytes()))
@@ -108,7 +116,7 @@ def _command(directory: Path, path: PurePosixPath, source_folder: str) -> str:
         above = re.compile(rb"^[ \t]*(?:from|import)[ \t]+" + path.parts[0].encode() + rb"\.", re.MULTILINE)
         if _has(directory / path, above):  # it says itself from where it is started
             return f"-m {'.'.join(path.with_suffix('').parts)}"
-    if top == path or folder not in (".", source_folder):
+    if top == path or folder not in (".", source_folder) or _imports_beside(directory / path):
         return path.as_posix()
     module = path.relative_to(folder) if folder != "." else path
     return f"-m {'.'.join(module.with_suffix('').parts)}"

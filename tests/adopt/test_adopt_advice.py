@@ -269,7 +269,7 @@ def test_a_program_that_samples_is_no_training(tmp_path):
     found = read(tmp_path, code)
     assert found.changes == ()
     assert found.patch == b""
-    assert "would end it as stalled; leave it as it is" in found.loop
+    assert "would end it as stalled; leave it alone" in found.loop
 
 
 @pytest.mark.parametrize("before", ["lab/__init__.py", "lab.py"])
@@ -350,6 +350,7 @@ FRAMEWORKS = [
 ]
 
 
+@pytest.mark.slow  # each renders a project
 @pytest.mark.parametrize(("code", "name"), FRAMEWORKS, ids=[name for _, name in FRAMEWORKS])
 def test_a_framework_that_owns_the_loop_is_told_before_anything_is_written(repository, cli, code, name):
     directory = repository("lab", {"train.py": code})
@@ -365,6 +366,7 @@ def test_a_loop_in_pytorch_beside_a_framework_is_the_users_own(tmp_path):
     assert found.patch
 
 
+@pytest.mark.slow  # each renders a project
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -382,6 +384,7 @@ def test_where_nothing_trains_that_is_said_first(repository, cli, files, words):
     assert result.output.index(words) < result.output.index("What follows from the answers"), "before it is written"
 
 
+@pytest.mark.slow  # each renders a project
 def test_shell_scripts_keep_their_line_ends(repository, adopt):
     directory = repository("lab", adopt_shapes.files("pass") | {".gitattributes": "* text=auto eol=crlf\n"})
     adopt()

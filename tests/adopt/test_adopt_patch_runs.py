@@ -15,7 +15,7 @@ from git_helpers import git
 
 from ddp_scaffold.adopting.remaining import remaining
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 SETTINGS = {"NPROC": "2", "MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1", "DDP_PREEMPT__POLL_S": "0.05"}
 QUICK = {"DDP_CLOCKS__LOADER_S": "4", "DDP_CLOCKS__STALL_S": "5", "DDP_CLOCKS__COLLECTIVE_S": "60"}
 ALL = [pytest.param(name, marks=pytest.mark.slow) for name in adopt_shapes.SHAPES]  # each starts torchrun three times

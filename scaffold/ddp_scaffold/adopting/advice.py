@@ -116,7 +116,7 @@ def _nothing(shape: Shape, program: Program, script: str) -> str:
                 seen.add(id(target))
                 waiting.append(target)
     if shape.inits:
-        return f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it as it is"
+        return f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it alone"
     return f"{script} trains nothing, as far as can be seen"
 
 

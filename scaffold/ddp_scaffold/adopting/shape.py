@@ -153,7 +153,10 @@ class Reader:
                     found.append((above + _levels(function, call), calls))
             for call, target in self.edges(function):
                 if self.steps(target) and all(target is not each.function for each in calls):
-                    visit(target, above + _levels(function, call), (*calls, call))
+                    starts = call.name in SPAWNS or PROCESSES.fullmatch(
+                        call.name
+                    )  # a loop around it is one of processes
+                    visit(target, () if starts else above + _levels(function, call), (*calls, call))
 
         visit(self.entry.body, (), ())
         return found
@@ -385,7 +388,7 @@ def _find_held(shape: Shape, reader: Reader, top: Level) -> None:
     for text, (kind, _) in _without_wrapped(reader, top.function, found).items():
         name = next(each for each in _names_for(text) if each not in names)
         names.add(name)
-        shape.held.append(Held(name, text, kind, _when(reader.program, top.function, text)))
+        shape.held.append(Held(name, text, kind, _when(reader.program, top, text)))
     shape.held.sort(key=lambda each: KINDS.index(each.kind))
     kinds = {each.kind for each in shape.held}
     for kind in ("model", "optimizer"):
@@ -459,11 +462,14 @@ def _names_for(text: str) -> Iterator[str]:
     yield from (f"{parts[-1]}{number}" for number in range(2, 100))
 
 
-def _when(program: Program, function: Function, text: str) -> str:
-    """Return the condition under which a local name exists, if it is made in one branch only."""
+def _when(program: Program, top: Level, text: str) -> str:
+    """Return the condition under which a local name exists, if it is made in one branch only, where the loop is not."""
     if "." in text:
         return ""
-    places = [[g for g in a.place.guards if not g.early] for a in program.assigned(function, text)]
+    function = top.function
+    around = {id(g.test) for loop, place in function.loops if loop is top.loop for g in place.guards}
+    assigned = program.assigned(function, text)
+    places = [[g for g in a.place.guards if not g.early and id(g.test) not in around] for a in assigned]
     if not places or not all(places) or text in function.parameters:
         return ""
     tests = {(ast.unparse(g.test), g.holds) for guards in places for g in guards}

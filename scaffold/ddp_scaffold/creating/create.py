@@ -115,7 +115,7 @@ def _render(
     if request.into_existing:
         advice = existing.look(destination, rendered.answers, files)
         patch = existing.write_patch(staged, advice)
-        files, kept = existing.sort_files([*files, *patch], destination, rendered.answers)
+        files, kept = existing.sort_files(sorted([*files, *patch]), destination, rendered.answers)
     command = equivalent_command(
         request.dest, destination.name, request.template, questions, rendered, start.own, source.read
     )

@@ -12,7 +12,9 @@ from typing import Any
 
 from .. import _output
 from .._errors import ScaffoldError
+from ..adopting.advice import Change
 from ..adopting.existing import Adoption
+from ..adopting.patch import PATCH
 from ..presets.facts import is_old, met_hangs, needs, provided_by
 from ..template.copier_calls import copier_settings
 from ..template.given import ANSWERS_FILE
@@ -136,19 +138,48 @@ def show(project: Project) -> None:
 
 
 def show_changes(adoption: Adoption) -> None:
-    """Print what else follows for code that exists: which of its lines to change, and what it then looks like."""
+    """Print what else follows for code that exists: what is wrong in it, and which of its lines to change."""
     for path in adoption.kept:
         _output.note(f"kept: {path} exists, and stays as it is")
-    for text in adoption.notes:
-        _output.note(text)
+    _show_findings(adoption)
+    must = [change for change in adoption.changes if change.must]
+    may = [change for change in adoption.changes if not change.must]
     _output.say()
-    _output.say_filled(f"Lines of your own code to change: {len(adoption.changes)} (ddp-scaffold changes none of them)")
-    for change in adoption.changes:
+    done = f"{PATCH} changes them: `git apply {PATCH}`" if adoption.patch else "ddp-scaffold changes none of them"
+    _output.say_filled(f"Lines of your own code that must change, in the order of work: {len(must)} ({done})")
+    show_places(must)
+    if adoption.unknown:
+        _output.say()
+        _output.say_filled(
+            f"There is no patch of your loop, since this is not recognised: {'; '.join(adoption.unknown)}"
+        )
+    if may:
+        _output.say()
+        _output.say_filled(f"What may change as well: {len(may)} (`ddp-scaffold check` lists what is left)")
+        show_places(may)
+    if adoption.sketch:
+        _output.commands("What the main function then looks like:", adoption.sketch)
+
+
+def _show_findings(adoption: Adoption) -> None:
+    if not adoption.findings:
+        return
+    _output.say()
+    _output.say_filled(f"What `ddp-scaffold check` finds in it: {len(adoption.findings)}")
+    for one in adoption.findings:
+        _output.say()
+        _output.say(f"  {one.file}:{one.line}  {one.rule} {one.severity}")
+        _output.say_filled(f"    why      {one.message}", indent=13)
+        _output.say_filled(f"    instead  {one.fix}", indent=13)
+
+
+def show_places(changes: Sequence[Change]) -> None:
+    """Print lines to change, each with why and what to write."""
+    for change in changes:
         _output.say()
         _output.say(f"  {change.file}:{change.line}  {change.text}")
         _output.say_filled(f"    why      {change.why}", indent=13)
         _output.say_filled(f"    instead  {change.instead}", indent=13)
-    _output.commands("What the main function then looks like:", adoption.sketch)
 
 
 def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:

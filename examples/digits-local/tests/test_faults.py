@@ -13,7 +13,7 @@ from test_picture import marked, texts
 
 from digits.ddp.report import timeline
 
-WAITED = "in (DDP's all_reduce|all_gather)"  # the latter where a model has collectives of its own in its forward
+WAITED = "in (DDP's (all_reduce|broadcast)|all_gather)"  # of gradients; of buffers; a model's own, in its forward
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: fl
             tell_all(job.store, error)
         except OSError as error:
             remedy = "set run.dir to a directory that rank 0 can write to"
-            tell_all(job.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
+            tell_all(job.store, ConfigError(f"the run directory in {run.dir} cannot be made: {error}", remedy))
         job.store.set("holder", holder.token)
         job.store.set("run_id", name)
     Waiting(job.store, job.place, job.clocks, flags).until(["run_id"])

@@ -79,13 +79,22 @@ def write(
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeErrors of its own
         shutil.rmtree(aside, ignore_errors=True)
         cause = state.error if state and state.error else error
-        return f"{type(cause).__name__}: {cause}"
+        return f"{type(cause).__name__}: {cause}{_left(cause, root)}"
     there = checkpoints(root)
     best = best_of(there) if keep_best else None
     for old in there[:-keep]:
         if best is None or old != best[0]:
             shutil.rmtree(old, ignore_errors=True)
     return None
+
+
+def _left(cause: Exception, root: Path) -> str:
+    """Of a disk that is full: which one, since the error of a write names no file, and how much of it is left."""
+    if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    with suppress(OSError):
+        return f": {root} (the file system has {shutil.disk_usage(root).free >> 20} MB left)"
+    return f": {root}"
 
 
 def read_newest(root: Path, note: Note, rename: bool = True) -> tuple[str, dict[str, Any]] | None:

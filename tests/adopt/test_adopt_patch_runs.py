@@ -89,7 +89,7 @@ def test_a_sleeping_rank_is_named(patched, shape):
     launch(directory, "asleep", "--epochs", "40", code=70, NAP_AT="9", **QUICK)
     found = outcome(directory, "asleep")
     assert (found["kind"], found["first_ranks"]) == ("missing_rank", [1])
-    assert "model.py:13" in str(found["reason"])
+    assert "model.py:11" in str(found["reason"])
 
 
 @pytest.mark.slow  # starts torchrun twice

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from adopt_repos import FLAT, OWN_TESTS, SRC, make
+from cross_section import every
 
 from ddp_scaffold._errors import ScaffoldError
 from ddp_scaffold.adopting import existing
@@ -116,26 +117,30 @@ def test_text_names_each_line_and_ends_with_what_to_type(repository, adopt):
 
 @pytest.mark.parametrize(
     ("files", "args", "code", "words"),
-    [
-        (
-            {"mnist/ddp/start/launcher.py": "mine"},
-            [],
-            1,
-            ["mnist/ddp/start/launcher.py would have to be written", "--set package=NAME"],
-        ),
-        ({"launch/common.sh": "mine"}, [], 1, ["launch/common.sh would have to be written", "git mv"]),
-        ({"launch": "a file"}, [], 1, ["launch would have to be written"]),
-        ({"tests/ddp/conftest.py": "mine"}, [], 1, ["tests/ddp/conftest.py"]),
-        ({".copier-answers.yml": "_src_path: gh:x/y\n"}, [], 1, ["was made from a template"]),
-        ({"lab.py": ""}, ["--set", "package=lab"], 2, ["lab.py would hide the package lab"]),
-        ({}, ["--set", "command=train.py; rm -rf x"], 2, ["command"]),
-        ({}, ["--set", "command=-c import"], 2, ["command"]),
-        ({}, ["--set", "command=train.py  --x"], 2, ["command"]),
-        ({}, ["--set", "package=a/../b"], 2, ["package"]),
-        ({}, ["--set", "source_folder=/tmp"], 2, ["source_folder"]),
-        ({}, ["--model", "diffusion"], 2, ["model is not asked with --into-existing"]),
-        ({}, ["--set", "code=new"], 2, ["code=new"]),
-    ],
+    every(
+        3,
+        [
+            (
+                {"mnist/ddp/start/launcher.py": "mine"},
+                [],
+                1,
+                ["mnist/ddp/start/launcher.py would have to be written", "--set package=NAME"],
+            ),
+            ({"launch/common.sh": "mine"}, [], 1, ["launch/common.sh would have to be written", "git mv"]),
+            ({"launch": "a file"}, [], 1, ["launch would have to be written"]),
+            ({"tests/ddp/conftest.py": "mine"}, [], 1, ["tests/ddp/conftest.py"]),
+            ({".copier-answers.yml": "_src_path: gh:x/y\n"}, [], 1, ["was made from a template"]),
+            ({"lab.py": ""}, ["--set", "package=lab"], 2, ["lab.py would hide the package lab"]),
+            ({}, ["--set", "command=train.py; rm -rf x"], 2, ["command"]),
+            ({}, ["--set", "command=-c import"], 2, ["command"]),
+            ({}, ["--set", "command=train.py  --x"], 2, ["command"]),
+            ({}, ["--set", "package=a/../b"], 2, ["package"]),
+            ({}, ["--set", "source_folder=/tmp"], 2, ["source_folder"]),
+            ({}, ["--model", "diffusion"], 2, ["model is not asked with --into-existing"]),
+            ({}, ["--set", "code=new"], 2, ["code=new"]),
+        ],
+        others=pytest.mark.long,
+    ),
 )
 def test_refusals_leave_all_as_it_is(repository, cli, files, args, code, words):
     directory = repository("mnist", FLAT | files)
@@ -231,7 +236,7 @@ def test_what_fails_half_way_is_taken_back(repository, tmp_path, monkeypatch):
     assert (directory / "a/b/one").read_text() == "ours"
 
 
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.5])
+@pytest.mark.parametrize("after_s", every(2, [0.3, 1.0, 1.5], others=pytest.mark.long))
 def test_interrupted(tmp_path, scaffold_env, after_s):
     directory = make(tmp_path / "mnist", FLAT)
     command = [sys.executable, "-m", "ddp_scaffold", "new", ".", "--into-existing", "-y"]

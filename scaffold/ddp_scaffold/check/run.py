@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .._errors import UsageError
 from . import rules
+from .beside import beside
 from .files import SourceFile, collect
 from .findings import Finding, Rule
 from .shell.files import check_scripts
@@ -57,7 +58,8 @@ def check(paths: Sequence[str | Path], selection: Selection) -> Checked:
     by_path = {file.path: file for file in files}
     wanted = {one.rule.id for one in all_rules() if selection.has(one.rule)}
     with without_collection():
-        found = [*check_scripts(files), *check_python(files)]
+        scripts = beside(lambda: list(check_scripts(files)), files)
+        found = [*check_python(files), *scripts()]
     kept = sorted(
         replace(one, docs=SITE + one.docs)
         for one in set(found)

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 from .. import rules
+from ..beside import beside
 from ..files import SourceFile
 from ..findings import Finding
-from . import costs, devices, hang, results, saves
+from . import costs, devices, hang, results, saves, stops
 from .context import Context, Found
 from .module import Module, read
 from .program import Program
 
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
-RULES = (*hang.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
+RULES = (*hang.RULES, *stops.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
 
 
 def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
@@ -30,7 +31,10 @@ def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
         program = Program(modules)
         program.connect()
         context = Context(program)
-        found = {_placed(one) for one in _found(context)} | {_placed(one) for one in _unread(modules)}
+        halves = program.modules[0::2], program.modules[1::2]
+        second = beside(lambda: [_placed(one) for one in _found(context, halves[1])], files)
+        found = {_placed(one) for one in _found(context, halves[0])} | {_placed(one) for one in _unread(modules)}
+        found |= set(second())
     yield from sorted(found)
 
 
@@ -46,8 +50,8 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _found(context: Context) -> Iterator[Found]:
-    for module in context.program.modules:
+def _found(context: Context, modules: Sequence[Module]) -> Iterator[Found]:
+    for module in modules:
         if is_test(module):
             continue
         for function in module.functions:

@@ -57,19 +57,11 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
         "a batch script runs on the first node alone",
     ),
     (
-        159,
-        "blocking-wait",
-        "TORCH_NCCL_BLOCKING_WAIT=1",
-        ("NCCL's watchdog is not started, and nothing limits a hang of DDP"),
-    ),
-    (160, "errors-only-logged", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2", "a timeout is logged, and no process ends"),
-    (
         161,
         "infinite-timeout",
         "NCCL_IB_TIMEOUT=0, or 32 and more",
         ("the adapter waits for ever for a peer that is gone"),
     ),
-    (162, "no-heartbeat-monitor", "TORCH_NCCL_ENABLE_MONITORING=0", "nothing ends a process whose watchdog is stuck"),
     (164, "value-ends-the-process", "a value that torch cannot read", "each process ends as it makes its group"),
     (
         165,
@@ -202,6 +194,14 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
         ("after a hang nothing tells which rank did not come"),
     ),
     (659, "value-out-of-range", "NCCL_IB_RETRY_CNT above 7", "the field has three bits"),
+    (
+        660,
+        "blocking-wait",
+        "TORCH_NCCL_BLOCKING_WAIT=1",
+        ("NCCL's watchdog is not started, and nothing limits a hang of DDP"),
+    ),
+    (661, "errors-only-logged", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2", "a timeout is logged, and no process ends"),
+    (662, "no-heartbeat-monitor", "TORCH_NCCL_ENABLE_MONITORING=0", "nothing ends a process whose watchdog is stuck"),
 )
 
 SCRIPTS: tuple[Described, ...] = tuple(described(*row) for row in _ROWS)

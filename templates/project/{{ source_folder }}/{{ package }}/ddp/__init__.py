@@ -29,6 +29,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
     report/                 what a run writes about itself: outcome.json, report.md, the picture of a failure
+    best                    which checkpoint is the best, by the metrics in their manifests
     kinds                   the kinds of outcome, and what to do about each
     rank_state              the state that a rank publishes
     rng errors clocks       states of random generators; exit codes and exceptions; every timeout

@@ -268,6 +268,7 @@ import model as zoo
 
 def main(times):
     dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
     data = ConcatDataset([zoo.train_set()] * times)
     model = DDP(zoo.build())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

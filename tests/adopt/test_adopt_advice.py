@@ -317,12 +317,39 @@ def test_a_project_that_setuptools_installs_still_installs(tmp_path, before):
             "lab",
             "train.py",
         ),
+        (
+            {
+                "src/__init__.py": "",
+                "src/net.py": "",
+                "src/train.py": "from net import f\nDistributedDataParallel\nif __name__ == '__main__':\n",
+            },
+            "lab",
+            "src/train.py",
+        ),
     ],
 )
 def test_what_starts_it_finds_its_imports(repository, files, package, command):
     directory = repository("lab", files)
     suggested = suggest(directory, lambda name: (Path(__file__).parents[2] / name).read_text())
     assert (suggested["package"], suggested["command"]) == (package, command)
+
+
+def test_names_are_taken_as_they_are_under_the_condition_of_the_loop(tmp_path):
+    code = f"dist.init_process_group('gloo')\nif __name__ == '__main__':\n{textwrap.indent(LOOP, '    ')}"
+    assert "resumed_epochs(range(3), model=model, optimizer=optimizer):" in patched(tmp_path, HEAD + code)
+
+
+def test_a_name_that_one_branch_makes_is_taken_there_only(tmp_path):
+    code = f"dist.init_process_group('gloo')\nif amp:\n    scaler = torch.amp.GradScaler()\n{LOOP}"
+    code += "        if amp:\n            scaler.update()\n"
+    assert "scaler=scaler if (amp) else None):" in patched(tmp_path, HEAD + code)
+
+
+def test_a_loop_that_starts_processes_is_none_of_epochs(tmp_path):
+    code = f"def work(rank):\n{textwrap.indent(LOOP, '    ')}for gpu in range(2):\n    mp.spawn(work, nprocs=1)\n"
+    told = [change.instead for change in changes(tmp_path, f"dist.init_process_group('gloo')\n{code}")]
+    assert any("resumed_epochs(range(3), model=model" in text for text in told)
+    assert not any("resumed_epochs(range(2)" in text for text in told)
 
 
 def test_a_folder_named_like_an_installed_package(repository):

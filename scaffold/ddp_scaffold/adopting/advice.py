@@ -93,7 +93,7 @@ def advise(root: Path, files: Sequence[str], command: str, source_folder: str, p
         return Advice((), (), unread, (), loop)
     work = patch.plan(shape, package)
     unknown = tuple(f"{module.file.inside}:{line}: {words}" for module, line, words in shape.unknown)
-    must = list(done.left(work.places, shape, program))
+    must = list(done.left(work.places, shape))
     changes = [_change(place, True) for place in must]
     changes += [_change(place, False) for place in improve.improvements(shape, context, package)]
     written = patch.write(work, root) if not unknown and not done.has_session(shape) else b""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from ..check.python.module import Call, Function
-from ..check.python.program import Program
+from ..check.python.module import Call, Module
 from .patch import BATCHES, EPOCHS, SESSION, VALUES, WATCHED, Place
 from .shape import Shape
 
@@ -22,7 +21,7 @@ def _is_session(call: Call) -> bool:
     return call.name.endswith((f"ddp.adopted.{SESSION}", "ddp.session.session"))
 
 
-def left(places: Iterable[Place], shape: Shape, program: Program) -> Iterator[Place]:
+def left(places: Iterable[Place], shape: Shape) -> Iterator[Place]:
     """Yield the places that still must change; of those that a session makes needless, none."""
     calls = [call for function in shape.reached for call in function.calls]
     session = has_session(shape)
@@ -32,12 +31,10 @@ def left(places: Iterable[Place], shape: Shape, program: Program) -> Iterator[Pl
     )
     loads = any(call.name.endswith((f"ddp.adopted.{EPOCHS}", "ddp.checkpoint.load")) for call in calls)
     for place in places:
-        loop = next((loop for loop in _loops(shape) if loop.lineno == place.line), None)
-        if session and f"with {SESSION}(" in place.instead:
+        loop = next((loop for loop in _loops(shape, place.module) if loop.lineno == place.line), None)
+        if session and f"{SESSION}():" in place.instead:
             continue
-        if f"{EPOCHS}(" in place.instead and loads:
-            continue
-        if f"{VALUES}(" in place.instead and loads:
+        if loads and (f"{EPOCHS}(" in place.instead or f"{VALUES}(" in place.instead):
             continue
         if f"{BATCHES}(" in place.instead and asks:
             continue
@@ -52,18 +49,12 @@ def left(places: Iterable[Place], shape: Shape, program: Program) -> Iterator[Pl
         if f"{WATCHED}(" in place.instead and loop is not None and _is_ours(loop):
             continue
         yield place
-    del program
 
 
-def _loops(shape: Shape) -> Iterator[ast.For]:
+def _loops(shape: Shape, module: Module) -> Iterator[ast.For]:
     for function in shape.reached:
-        yield from _for_loops(function)
-
-
-def _for_loops(function: Function) -> Iterator[ast.For]:
-    for loop, _ in function.loops:
-        if isinstance(loop, ast.For):
-            yield loop
+        if function.module is module:
+            yield from (loop for loop, _ in function.loops if isinstance(loop, ast.For))
 
 
 def _is_ours(loop: ast.For) -> bool:

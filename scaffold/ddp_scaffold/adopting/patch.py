@@ -126,7 +126,9 @@ def _last_import(tree: ast.Module) -> ast.stmt | None:
 
 def _session(work: Work, shape: Shape) -> None:
     first, last = _span(shape)
-    if first is None or last is None:
+    if (first is None or last is None) and shape.unknown:
+        pass  # which says why
+    elif first is None or last is None:
         shape.unknown.append((shape.entry, 1, "where the processes begin: nothing in the body of this file trains"))
     else:
         module = shape.entry

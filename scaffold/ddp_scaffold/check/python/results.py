@@ -11,7 +11,9 @@ from .module import Assignment, Call, Class, Function, dotted, is_constant, keyw
 from .ranks import argument
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
-HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$)", re.IGNORECASE)
+HELD_OUT = re.compile(
+    r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
+)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
@@ -113,8 +115,20 @@ def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr]
 def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    loops = [loop for loop in loops if not _keeps_by_index(loop)]
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
     return bool(loops) and not trains and reduces(context, function)
+
+
+def _keeps_by_index(loop: ast.For) -> bool:
+    """Tell whether results are put at the sample's own place, so that one that comes twice is kept once."""
+    given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    return any(
+        isinstance(target, ast.Subscript) and given & names_in(target.slice)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+    )
 
 
 def reduces(context: Context, function: Function, depth: int = 0) -> bool:

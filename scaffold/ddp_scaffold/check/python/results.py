@@ -72,11 +72,30 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         made = site.node
         if _given_on(context, site.function, lambda node, made=made: made in ast.walk(node), end, held_out, depth):  # type: ignore[misc]
             return True
-        given = [n for n, found in site.function.assignments.items() if any(_made_by(a, site) for a in found)]
-        wanted = [n for n in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
+        given = [(n, a) for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
+        alike = [n for n, _ in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
+        wanted = [n for n, a in given if n == _at(a.node, _part_of(returned, name))] or alike
         if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
             return True
     return False
+
+
+def _part_of(returned: list[ast.Return], name: str) -> tuple[int, int]:
+    """Return the number of a variable in the tuple that a function returns, and the length of that; or (0, 0)."""
+    for node in returned:
+        if isinstance(node.value, ast.Tuple):
+            names = [dotted(one) for one in node.value.elts]
+            if name in names:
+                return names.index(name), len(names)
+    return 0, 0
+
+
+def _at(statement: ast.stmt, part: tuple[int, int]) -> str:
+    """Return the name that an assignment gives to a part of a tuple, or an empty text."""
+    for target in getattr(statement, "targets", ()):
+        if isinstance(target, ast.Tuple) and len(target.elts) == part[1]:
+            return dotted(target.elts[part[0]])
+    return ""
 
 
 def _given_on(

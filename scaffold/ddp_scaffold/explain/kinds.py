@@ -49,3 +49,9 @@ ADVICE: dict[str, str] = {
     "benign": "nothing has failed",
     "unknown": "",
 }
+# the kinds that only a generated project tells apart, and what they are among those of `explain`
+KINDS = {
+    "bad_settings": "launcher_misconfig",
+    "divergent_weights": "divergent_control_flow",
+    "ranks_differ": "divergent_control_flow",
+}

@@ -32,7 +32,10 @@ def _either(text: str) -> dict[int, str]:
 
 RANK_LOCAL = "look for an `if` on rank-local data around a collective or a forward"
 KINDS: dict[KindName, Kind] = {
-    "benign": Kind({DONE: "`train.steps` reached", STOPPED: "a stop file: a person wanted the end"}, restart=False),
+    "benign": Kind(
+        {DONE: "`train.steps` reached, or an early stop", STOPPED: "a stop file: a person wanted the end"},
+        restart=False,
+    ),
     "preempted": Kind({STOPPED: "a signal"}),
     "time_limit": Kind({STOPPED: "the allocation ends within `preempt.before_end_s`"}),
     "rank_exception": Kind(

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import faults
-from .best import MANIFEST, METRIC, best_of
+from ..best import MANIFEST, METRIC, best_of, checkpoints
 from .hashed import PIECE, Checksums, HashedReader, HashedWriter
 
 log = logging.getLogger("ddp")
@@ -137,12 +136,6 @@ def read(directory: Path, note: Note) -> dict[str, Any]:
         if state.digest() != (sums.pieces or sums.sha256):
             raise Damaged(f"{STATE} does not match its checksum")
     return dict(payload)
-
-
-def checkpoints(root: Path) -> list[Path]:
-    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
-    found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
-    return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
 
 
 def _make_visible(aside: Path, root: Path, step: int) -> None:

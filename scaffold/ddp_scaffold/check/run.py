@@ -9,7 +9,6 @@ from pathlib import Path
 
 from .._errors import UsageError
 from . import rules
-from .beside import beside
 from .files import SourceFile, collect
 from .findings import Finding, Rule
 from .shell.files import check_scripts
@@ -58,8 +57,7 @@ def check(paths: Sequence[str | Path], selection: Selection) -> Checked:
     by_path = {file.path: file for file in files}
     wanted = {one.rule.id for one in all_rules() if selection.has(one.rule)}
     with without_collection():
-        scripts = beside(lambda: list(check_scripts(files)), files)
-        found = [*check_python(files), *scripts()]
+        found = [*check_scripts(files), *check_python(files)]
     kept = sorted(
         replace(one, docs=SITE + one.docs)
         for one in set(found)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 from .. import rules
-from ..beside import beside
 from ..files import SourceFile
 from ..findings import Finding
 from . import costs, devices, hang, results, saves, stops
@@ -31,10 +30,7 @@ def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
         program = Program(modules)
         program.connect()
         context = Context(program)
-        halves = program.modules[0::2], program.modules[1::2]
-        second = beside(lambda: [_placed(one) for one in _found(context, halves[1])], files)
-        found = {_placed(one) for one in _found(context, halves[0])} | {_placed(one) for one in _unread(modules)}
-        found |= set(second())
+        found = {_placed(one) for one in _found(context)} | {_placed(one) for one in _unread(modules)}
     yield from sorted(found)
 
 
@@ -50,8 +46,8 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _found(context: Context, modules: Sequence[Module]) -> Iterator[Found]:
-    for module in modules:
+def _found(context: Context) -> Iterator[Found]:
+    for module in context.program.modules:
         if is_test(module):
             continue
         for function in module.functions:

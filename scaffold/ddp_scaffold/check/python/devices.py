@@ -95,7 +95,8 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
     late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
     if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
         return
-    if [g.test for g in init.place.guards] != [g.test for g in late.place.guards]:
+    around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
+    if any((ast.unparse(guard.test), guard.holds) not in around for guard in init.place.guards):
         return
     between = [
         c

@@ -19,6 +19,7 @@ from .ranks import Ranks, Who, is_off
 OPTIONS = re.compile(
     r"(?:.*_)?(?:args?|cfg|conf|config|configs|opts?|options?|hps?|hparams|flags?|params|settings)", re.IGNORECASE
 )
+FAILS = ("raise", "exit")
 COUNTED = re.compile(r"step|iter|epoch|batch|idx|index|count|best|loss|score|acc|metric|\bi\b|\bn\b", re.IGNORECASE)
 
 
@@ -77,6 +78,8 @@ class Doubts:
         """Return a condition around a call, other than the one of the rank, that may never be met."""
         for other in call.place.guards:
             if other is guard or self._asks_for_several(call.function, other.test, other.holds):
+                continue
+            if other.early in FAILS:  # who is still here has not failed
                 continue
             if other.test is not guard.test and self.ranks.guard(call.function, other) is None:
                 parts = other.test.values if isinstance(other.test, ast.BoolOp) else [other.test]

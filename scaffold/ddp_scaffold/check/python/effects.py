@@ -318,7 +318,8 @@ class Effects:
     def _doubt(self, call: Call) -> str:
         """Return the condition in a helper that may keep all ranks from a call, if there is one."""
         for guard in call.place.guards:
-            if not self.ranks.alone(call.function, [Guard(guard.test, not guard.holds, guard.line)]):
+            several = self.ranks.alone(call.function, [Guard(guard.test, not guard.holds, guard.line)])
+            if not several and guard.early != "raise":
                 return (
                     f"whether `{shown(guard.test, 40)}` {'holds' if guard.holds else 'fails'} in `{call.function.name}`"
                 )

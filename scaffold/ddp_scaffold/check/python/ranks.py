@@ -132,8 +132,9 @@ class Ranks:
             else:
                 return False
             return (right, op) in (one if holds else several)
-        last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")[2]
-        return not holds and bool(SEVERAL.fullmatch(last))
+        owner, _, last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")
+        built = last == "is_available" and owner.rpartition(".")[2] in ("dist", "distributed")
+        return not holds and (built or bool(SEVERAL.fullmatch(last)))
 
     def decorated(self, function: Function) -> bool:
         """Tell whether a function has a decorator that lets rank 0 alone run it."""

@@ -11,7 +11,9 @@ from .module import Assignment, Call, Class, Function, dotted, is_constant, keyw
 from .ranks import argument
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
-HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$)", re.IGNORECASE)
+HELD_OUT = re.compile(
+    r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
+)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
@@ -70,11 +72,30 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         made = site.node
         if _given_on(context, site.function, lambda node, made=made: made in ast.walk(node), end, held_out, depth):  # type: ignore[misc]
             return True
-        given = [n for n, found in site.function.assignments.items() if any(_made_by(a, site) for a in found)]
-        wanted = [n for n in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
+        given = [(n, a) for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
+        alike = [n for n, _ in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
+        wanted = [n for n, a in given if n == _at(a.node, _part_of(returned, name))] or alike
         if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
             return True
     return False
+
+
+def _part_of(returned: list[ast.Return], name: str) -> tuple[int, int]:
+    """Return the number of a variable in the tuple that a function returns, and the length of that; or (0, 0)."""
+    for node in returned:
+        if isinstance(node.value, ast.Tuple):
+            names = [dotted(one) for one in node.value.elts]
+            if name in names:
+                return names.index(name), len(names)
+    return 0, 0
+
+
+def _at(statement: ast.stmt, part: tuple[int, int]) -> str:
+    """Return the name that an assignment gives to a part of a tuple, or an empty text."""
+    for target in getattr(statement, "targets", ()):
+        if isinstance(target, ast.Tuple) and len(target.elts) == part[1]:
+            return dotted(target.elts[part[0]])
+    return ""
 
 
 def _given_on(
@@ -113,8 +134,20 @@ def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr]
 def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    loops = [loop for loop in loops if not _keeps_by_index(loop)]
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
     return bool(loops) and not trains and reduces(context, function)
+
+
+def _keeps_by_index(loop: ast.For) -> bool:
+    """Tell whether results are put at the sample's own place, so that one that comes twice is kept once."""
+    given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    return any(
+        isinstance(target, ast.Subscript) and given & names_in(target.slice)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+    )
 
 
 def reduces(context: Context, function: Function, depth: int = 0) -> bool:

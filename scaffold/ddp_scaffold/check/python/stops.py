@@ -135,7 +135,10 @@ def tries_again(node: ast.Try, loop: ast.stmt) -> bool:
 
 
 def _surely_meets(context: Context, call: Call) -> bool:
-    return any(effect.sure and effect.kind != "forward" for effect in context.effects.of(call))
+    """Tell whether a call is a collective and little else: memory for a loop of steps runs out on all ranks alike."""
+    target = context.program.called(call)
+    short = target is None or not target.loops
+    return short and any(effect.sure and effect.kind != "forward" for effect in context.effects.of(call))
 
 
 def _tried_again(context: Context, function: Function, step: Call) -> Found:

@@ -177,7 +177,7 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
     (650, "directive-is-a-comment", "a single `# SBATCH` among others", "it may be off on purpose, or not"),
     (651, "fixed-port", "a port that is written down", "a second job on the node finds it taken"),
     (652, "ephemeral-port", "a port from 32768 to 60999", "Linux gives these to any connection"),
-    (653, "old-launcher", "torch.distributed.launch", "deprecated since torch 1.10"),
+    (653, "old-launcher", "torch.distributed.launch", "deprecated since torch 1.9"),
     (654, "abort-can-hang", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "ncclCommAbort can hang itself; 3 does without it"),
     (
         655,

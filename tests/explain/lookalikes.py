@@ -599,6 +599,7 @@ CASES: tuple[Case, ...] = (
         (1,),
         steps(0, 9, 100) + steps(1, 9, 104) + raised(1, "KeyError: 'x'") + lost(0),
     ),
+    Case("totals-nobody-waits", "unknown", None, steps(0, 100, 100) + steps(1, 120, 120)),
     Case(
         "totals-not-through",
         "missing_rank",

@@ -599,6 +599,7 @@ CASES: tuple[Case, ...] = (
         (1,),
         steps(0, 9, 100) + steps(1, 9, 104) + raised(1, "KeyError: 'x'") + lost(0),
     ),
+    Case("totals-nobody-waits", "unknown", None, steps(0, 100, 100) + steps(1, 120, 120)),
     Case(
         "totals-not-through",
         "missing_rank",
@@ -722,4 +723,6 @@ CASES: tuple[Case, ...] = (
         None,
         "error: two processes claim rank 1: give each its own RANK\n",
     ),
+    Case("killed-noticed-late", "rank_killed", (1,), lost(0) + table((0, 1, T), (2, -15, T), (1, -9, L))),
+    Case("left-others-killed", "missing_rank", (1,), lost(0) + table((2, -15, T), (3, -15, T), (0, 1, T))),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,3 +245,13 @@ def test_a_hostile_dump_beside_good_ones_is_left_out_with_a_note(tmp_path: Path)
     answer, notes = explain([str(tmp_path)])
     assert answer.verdict.first_ranks == (1,)
     assert any("nccl_trace_rank_7 is no flight-recorder dump" in note for note in notes)
+
+
+def test_a_person_is_told_who_where_and_on_what_evidence(tmp_path: Path) -> None:
+    write(tmp_path, {0: WAITS, 1: WAITS, 2: BOTH, 3: WAITS})
+    command = [sys.executable, "-m", "ddp_scaffold", "explain", str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    lines = " ".join(told.split())
+    assert "missing_rank (certain) first rank 2" in lines
+    assert "Rank 2 never issued collective 3 of group 0 (default_pg); ranks 0, 1, 3 waited for it." in lines
+    assert "nccl_trace_rank_2: rank 2 in group 0 (default_pg): enqueued 2" in lines

@@ -80,4 +80,5 @@ def test_rank_1_is_named(fault: str, tmp_path: Path) -> None:
     with (tmp_path / "job.out").open("w") as file:
         subprocess.run(command, cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=100)
     found = explain([str(tmp_path / "job.out")])[0].verdict
-    assert ((found.kind, found.confidence), found.first_ranks) == (FAULTS[fault], (1,)), found
+    log = (tmp_path / "job.out").read_text()
+    assert ((found.kind, found.confidence), found.first_ranks) == (FAULTS[fault], (1,)), f"{found}\n{log}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from .events import CONSEQUENCE, Event
 from .flight_recorder import Dump, GroupState, compare
 
-FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=\D|$)")
+# in the name of the file, or the whole name of a folder
+FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?:[^\d/][^/]*)?$|(?:^|/)rank[_-]?(\d{1,6})/")
 SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
 WATCHDOG_RANK = re.compile(r"^\[[EWF] ProcessGroupNCCL[^\]]*\] \[Rank (\d+)\]")  # before torch 2.2
 FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
@@ -159,7 +160,7 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
     if tasks_are_ranks and (found := SRUN_TASK.search(event.text)):
         return int(found[1])
     if found := FILE_RANK.search(event.file):
-        return int(found[1])
+        return int(found[1] or found[2])
     here = origin.local_rank
     if here is None and (found := FILE_LOCAL.search(event.file)):
         here = int(found[1])

@@ -158,9 +158,10 @@ def dead_process(job: Job) -> Verdict | None:
     rows = [row for row in job.exits if row.code != -15 and not (row.code == -6 and _watchdog(job, row, timed_out))]
     if not rows or job.timeouts:
         return None if job.exits or job.timeouts or job.failures else _failed_line(job)
-    begin = min(row.event.clock or 0.0 for row in rows)
-    first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
     told = {rank for rank, _ in job.consequences}
+    # a victim's end may be noticed seconds before that of the culprit, on a machine that is busy
+    begin = min(row.event.clock or 0.0 for row in [row for row in rows if row.rank not in told] or rows)
+    first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
     own = [row for row in first if row.code < 0 and row.rank not in told] or [
         row for row in first if row.rank not in told
     ]
@@ -441,8 +442,10 @@ def broken_connections(job: Job) -> Verdict | None:
             "store_lost", None, "likely", summary, events, needs=["the log of rank 0 and of its launcher"]
         )
     size = job.world_size or (max(job.ranks) + 1 if job.ranks else 0)
-    absent = sorted(set(range(size)) - told)
-    if told and absent and len(absent) <= len(told):
+    # torchrun's table has every rank but those that left with 0
+    unlisted = set(range(size)) - told - {row.rank for row in job.exits} if job.exits else set()
+    absent = sorted(unlisted or set(range(size)) - told)
+    if told and absent and (len(absent) <= len(told) or len(unlisted) == 1):
         ended = {row.rank for row in job.exits if row.code == -15}
         how = "did not come, until the launcher ended it" if ended & set(absent) else "left without an error of its own"
         summary = f"The others lost their connection to {name(absent)}, which {how}."

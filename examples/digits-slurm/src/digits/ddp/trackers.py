@@ -185,7 +185,7 @@ class TensorBoard:
             writer.add_scalar(name, value, step)
 
     def drawn(self, step: int, name: str, content: bytes) -> None:
-        writer = self._at(step, hidden_from=step + 1)  # a picture that a stop cut short is drawn anew; the numbers are not
+        writer = self._at(step, hidden_from=step + 1)  # a picture that a stop cut short is drawn anew, alone
         if content.startswith(PNG):
             # As it is: add_image wants the pixels, and encodes them again.
             from tensorboard.compat.proto.summary_pb2 import Summary

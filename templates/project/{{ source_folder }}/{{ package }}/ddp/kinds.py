@@ -47,8 +47,7 @@ KINDS: dict[KindName, Kind] = {
     "cuda_oom": Kind({FAILED: "a GPU ran out of memory"}, "use a smaller batch or activation checkpointing"),
     "nonfinite_loss": Kind(
         {FAILED: "more than `train.max_nonfinite` steps had a NaN or infinite gradient"},
-        "from the first step on: look at the loss and its data; later: lower the learning rate, or look at that step's "
-        "data",
+        "from the first step on: look at the loss and its data; later: lower the learning rate",
     ),
     "mismatched_collectives": Kind(
         _either("a collective was not the same on all ranks: operation, type or shape"),

@@ -419,6 +419,7 @@ def test_shell_scripts_keep_their_line_ends(repository, adopt):
     assert told.splitlines() == ["launch/torchrun.sh: eol: lf", "train.py: eol: crlf"]
 
 
+@pytest.mark.slow
 def test_check_gives_the_list_again_and_shorter(repository, adopt, cli, monkeypatch):
     directory = repository("lab", adopt_shapes.files("torchrun"))
     adopt()

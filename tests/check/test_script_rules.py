@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cross_section import every
 
 from ddp_scaffold.check.files import SourceFile, collect, kind_of
 from ddp_scaffold.check.findings import Finding
@@ -231,7 +232,7 @@ def test_every_rule_is_tested() -> None:
         assert in_cases or f'"{one.rule.id}"' in here, one.rule.id
 
 
-@pytest.mark.parametrize("preset", ["generic-slurm", "generic-pbs", "local"])
+@pytest.mark.parametrize("preset", every(3, ["generic-slurm", "generic-pbs", "local"]))
 def test_rendered_scripts_are_clean(render: Callable[..., Path], preset: str) -> None:
     files = collect([render({"preset": preset})])
     assert len([file for file in files if file.kind in ("shell", "env")]) >= 4

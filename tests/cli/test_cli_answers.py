@@ -63,7 +63,7 @@ def test_bad_name_by_answers_file(cli, work, tmp_path, question):
 
 
 @pytest.mark.parametrize(
-    "name", every(5, ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"])
+    "name", every(9, ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"])
 )
 def test_hint_offers_a_valid_name(cli, work, name):
     result = cli("new", name, "-y")

@@ -38,6 +38,7 @@ def test_records_the_public_url_and_the_release(cli, work):
     assert f"_commit: v{__version__}\n" in recorded
 
 
+@pytest.mark.slow
 def test_pipe_gets_plain_text(cli, work):
     text = cli("new", "demo", "-y").stdout
     assert text.isascii()
@@ -144,6 +145,7 @@ def test_printed_command_holds_only_what_differs(cli, work):
     assert told == "ddp-scaffold new demo -y --preset generic-slurm --set 'modules=cuda/12 gcc'"
 
 
+@pytest.mark.slow
 def test_copier_settings_of_the_user_are_spelled_out(cli, work):
     """Others do not have them: without this, the printed command would give them another project."""
     settings = Path(os.environ["COPIER_SETTINGS_PATH"])
@@ -191,6 +193,7 @@ def test_destination_is_a_file(cli, work, tmp_path):
     assert (tmp_path / "demo").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_link_to_a_directory_gives_its_own_name(cli, work, tmp_path):
     (tmp_path / "Real Place").mkdir()
     (work / "demo").symlink_to(tmp_path / "Real Place")
@@ -265,6 +268,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, directory: Path, text: str) -> No
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(directory / "gitconfig"))
 
 
+@pytest.mark.slow
 def test_commits_without_an_identity(cli, work, monkeypatch, tmp_path):
     configure(monkeypatch, tmp_path, "[user]\n\tuseConfigOnly = true\n")
     assert cli("new", "demo", "-y").exit_code == 0
@@ -311,6 +315,7 @@ def test_inside_a_work_tree_nothing_is_committed(cli, work):
     assert not (work / "demo" / ".git").exists()
 
 
+@pytest.mark.slow
 def test_in_a_cloned_empty_repository_nothing_is_committed(cli, work):
     (work / "demo").mkdir()
     git(work / "demo", "init", "--quiet")
@@ -320,6 +325,7 @@ def test_in_a_cloned_empty_repository_nothing_is_committed(cli, work):
     assert (work / "demo" / ".copier-answers.yml").is_file()
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_outer_work_tree_ignores_gets_its_own_repository(cli, work):
     git(work, "init", "--quiet")
     (work / ".gitignore").write_text("/demo/\n")

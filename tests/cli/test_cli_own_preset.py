@@ -34,6 +34,7 @@ def test_preset_file_gives_its_values_and_is_recorded_whole(cli, work, own_prese
     assert result["answers"]["preset_file"]["verified_on"] == recorded["preset_file"]["verified_on"].isoformat()
 
 
+@pytest.mark.slow
 def test_printed_command_names_the_file(cli, work, own_preset):
     own_preset(gpus_per_node=6)
     command = told(cli("new", "demo", "--json", "--preset", "./mycluster.yml", "--set", "nodes=1"))["command"]
@@ -160,6 +161,7 @@ def bomb(expanded: int) -> str:
     return "\n".join([*lines, f"notes: [&n {note}{', *n' * expanded}]", ""])
 
 
+@pytest.mark.slow
 def test_aliases_that_expand_to_much(cli, work, tmp_path):
     """Refused by their size, which is seen before anything is made of them. A few aliases are fine."""
     (tmp_path / "mycluster.yml").write_text(bomb(1000))

@@ -62,6 +62,7 @@ def test_a_route_through_the_wizard(wizard, work, options, foreign):
     assert [word for word in foreign if word in drawn.partition("files would be written")[0]] == []
 
 
+@pytest.mark.slow
 def test_a_search_that_finds_nothing_leads_on(wizard, ask, work):
     child = wizard("demo", "--dry-run", "--model", "custom", columns=200)
     ask(child, "preset", "\x1b[200~Our Cluster\x1b[201~" + ENTER + DOWN + ENTER)  # pasted; Enter alone takes nothing
@@ -83,6 +84,7 @@ def test_a_search_that_finds_nothing_says_what_to_do():
     assert listed.choose() == "generic-pbs"
 
 
+@pytest.mark.slow
 def test_a_refusal_and_a_question_are_whole_on_a_narrow_terminal(wizard, ask, work):
     child = wizard("demo", "--preset", "generic-slurm", columns=48)
     child.expect_exact("joined by - or _)")  # the end of the question, in its second line

@@ -134,6 +134,7 @@ def test_destination_that_is_no_project_name_is_asked_about(wizard, ask, work, o
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_list_of_places_is_searched_by_name_and_title(wizard, ask, work):
     child = wizard("demo", "--dry-run")
     ask(child, "preset", "slurm CLUS")  # of the title, in any case
@@ -292,6 +293,7 @@ def test_end_of_input_at_the_path_of_a_preset_leaves_nothing(wizard, ask, work):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_given_answers_are_not_asked(wizard, ask, work):
     given = ["project_name=demo", "package=demo", "tracker=none", "nproc=2", "max_restarts=1"]
     child = wizard("demo", "--preset", "local", "--model", "diffusion", *(word for g in given for word in ("--set", g)))
@@ -363,7 +365,7 @@ def test_ctrl_c_at_the_confirmation_leaves_nothing(wizard, work):
     interrupted(child, work)
 
 
-@pytest.mark.parametrize(("number", "later"), [(signal.SIGTERM, True), (signal.SIGHUP, False)])
+@pytest.mark.parametrize(("number", "later"), every(2, [(signal.SIGTERM, True), (signal.SIGHUP, False)]))
 def test_signal_at_a_question_is_like_ctrl_c(wizard, ask, work, number, later):
     child = wizard("demo")
     child.expect_exact("Where will it train?")
@@ -397,6 +399,7 @@ def test_decline_leaves_nothing(wizard, work):
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_end_of_input_leaves_nothing(wizard, ask, work):
     child = wizard("demo", "--preset", "local")
     ask(child, "project_name", BACKSPACE * 4 + "\x04")

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # three processes of torch; test_dumps.py has the reasoning
 @pytest.mark.parametrize("ending", ["", ".json"])
 def test_the_rank_that_lags_is_named(folder: Path, ending: str) -> None:
     dumps = [flight_recorder.read_dump(folder / f"rank_{rank}{ending}") for rank in range(3)]

@@ -108,6 +108,7 @@ def test_a_model_that_does_not_fit_its_data_is_refused_with_the_settings(
     assert f"error: {message}" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_default_that_does_not_fit_the_data_is_refused_like_a_value_that_is_given(
     family: Family, tmp_path: Path
 ) -> None:
@@ -145,7 +146,8 @@ assert all(parameter.grad.isfinite().all() for parameter in network.parameters()
 """
 
 
-@pytest.mark.parametrize(("model", "shape", "settings"), every(10, FITS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "shape", "settings"), FITS)
 def test_sizes_that_a_network_takes_are_not_refused(
     model: str, shape: tuple[int, ...], settings: dict[str, int], family: Family, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_every_run_has_an_id_that_says_what_differs(module: Any) -> None:
     assert {run.id for run in runs} < {run.id for run in more}, "a value more leaves the others their ids"
 
 
+@pytest.mark.slow
 def test_a_second_value_of_a_setting_trains_nothing_again(rendered: Path, tmp_path: Path) -> None:
     """A run keeps its id when a grid grows by a setting: one that had a single value, or that of the file."""
     project = tmp_path / "project"
@@ -84,6 +85,7 @@ def test_a_second_value_of_a_setting_trains_nothing_again(rendered: Path, tmp_pa
     assert "sweep-learning_rate_1e-3 was started with train.steps=10" in other.stderr
 
 
+@pytest.mark.slow
 def test_ids_are_known_by_their_settings_where_values_cannot_be_looked_at(standin: Path) -> None:
     assert sweep(standin, "plan=done,fail", "x.y=1").returncode == 1
     grown = sweep(standin, "plan=done,fail", "x.y=1,2", "--dry-run").stdout.splitlines()[::2]
@@ -174,6 +176,7 @@ def test_one_that_fails_does_not_stop_the_others_and_what_is_done_is_left_out(st
     assert [row["outcome"] for row in shown] == ["failed", "done", "-"]
 
 
+@pytest.mark.slow
 def test_the_table_says_which_way_is_better_and_when_that_is_a_guess(standin: Path) -> None:
     assert sweep(standin, "plan=done,fail").returncode == 1
     for run, value in (("done", 0.1), ("fail", 0.2)):

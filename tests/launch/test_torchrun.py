@@ -185,6 +185,7 @@ def test_workers_of_a_killed_torchrun_do_not_stay(launch: Callable[..., Launch])
     assert code == 0, text  # they stopped with a checkpoint, and the next attempt went on
 
 
+@pytest.mark.slow
 def test_an_outcome_of_an_earlier_run_is_not_believed(launch: Callable[..., Launch]) -> None:
     assert run(launch, "stall", MAX_RESTARTS="0")[0] == 70
     code, text = run(launch, "early")
@@ -259,7 +260,7 @@ def test_wrong_variables_are_refused(launch: Callable[..., Launch], env: dict[st
     assert said in text
 
 
-@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize("began", every(2, [True, False]))
 def test_a_refused_value_leaves_no_run_directory(rendered: Path, tmp_path: Path, began: bool) -> None:
     """Unless there is more in it than that refusal."""
     project, run_dir = tmp_path / "my project", tmp_path / "runs" / "r"
@@ -325,7 +326,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", every(2, [signal.SIGINT, signal.SIGTERM]))
 def test_a_stop_before_training_began_is_a_stop(rendered: Path, tmp_path: Path, number: int) -> None:
     """Ranks that still import have no handler: the signal ends them, and torchrun calls that a failure."""
     project, up = tmp_path / "my project", tmp_path / "up"

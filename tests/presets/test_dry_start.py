@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cross_section import every
 from git_helpers import git
 
 from ddp_scaffold.presets import load
@@ -219,7 +220,7 @@ HANG = "exec sleep 600"
 SOON = 'shift; exec /usr/bin/timeout 1 "$@"'  # in place of timeout: 1 s in place of 30
 
 
-@pytest.mark.parametrize("says", ["lmod-unknown.txt", "tcl-unknown.txt"])
+@pytest.mark.parametrize("says", every(2, ["lmod-unknown.txt", "tcl-unknown.txt"]))
 def test_a_module_that_is_gone_ends_the_job_with_78(prepare: Start, says: str) -> None:
     _, run = prepare(LUMI, known_modules=frozenset(), module_says=says)
     ended = run()
@@ -234,7 +235,7 @@ def test_no_module_command_ends_the_job_with_78(prepare: Start) -> None:
     assert "error: module load failed" in ended.output
 
 
-@pytest.mark.parametrize("script", ["exit 0", "echo 'scontrol: error: Invalid hostlist'; exit 1", HANG])
+@pytest.mark.parametrize("script", every(3, ["exit 0", "echo 'scontrol: error: Invalid hostlist'; exit 1", HANG]))
 def test_nodes_that_cannot_be_listed_end_the_job_with_78(prepare: Start, script: str) -> None:
     sandbox, run = prepare(LUMI)
     sandbox.tool("scontrol", script)
@@ -249,7 +250,9 @@ GERMAN = "printf 'Auftrag: 4242\\n    Auftragsname = demo\\n    Status = L\\n   
 GONE = "echo 'qstat: Unknown Job Id 4242.standin' >&2; exit 153"
 
 
-@pytest.mark.parametrize("script", ["exit 0", CUT, GERMAN, GONE, HANG], ids=["empty", "cut", "german", "gone", "hangs"])
+@pytest.mark.parametrize(
+    "script", every(3, ["exit 0", CUT, GERMAN, GONE, HANG], ["empty", "cut", "german", "gone", "hangs"])
+)
 def test_a_job_that_qstat_does_not_tell_of_starts_or_says_why(prepare: Start, script: str) -> None:
     """What qstat tells is for restarts and the end of the time: without it a job runs, and says what it lacks."""
     sandbox, _ = prepare(POLARIS)
@@ -261,7 +264,7 @@ def test_a_job_that_qstat_does_not_tell_of_starts_or_says_why(prepare: Start, sc
     assert "warning: qstat" in ended.output
 
 
-@pytest.mark.parametrize("script", ["exit 0", "echo 'mpiexec: Befehl unbekannt'; exit 1", HANG])
+@pytest.mark.parametrize("script", every(3, ["exit 0", "echo 'mpiexec: Befehl unbekannt'; exit 1", HANG]))
 def test_an_mpiexec_without_a_version_gets_no_option_that_only_one_has(prepare: Start, script: str) -> None:
     sandbox, run = prepare(POLARIS)
     sandbox.tool("timeout", SOON)
@@ -297,6 +300,7 @@ def test_a_python_that_is_too_old_ends_the_job_with_78(prepare: Start) -> None:
     assert "SyntaxError" not in ended.output
 
 
+@pytest.mark.slow
 def test_the_host_of_a_container_may_have_its_new_python_under_another_name(prepare: Start) -> None:
     """As on SUSE 15, whose python3 is 3.6."""
     sandbox, run = prepare(LUMI)
@@ -311,6 +315,7 @@ def test_the_host_of_a_container_may_have_its_new_python_under_another_name(prep
 
 
 @pytest.mark.slow  # the same path with another text, or a job of 16 ranks more
+@pytest.mark.slow
 def test_an_image_without_more_packages_is_started_and_that_is_said(prepare: Start) -> None:
     sandbox, run = prepare(LUMI)
     shutil.rmtree(sandbox.project / ".venv-image")
@@ -319,6 +324,7 @@ def test_an_image_without_more_packages_is_started_and_that_is_said(prepare: Sta
     assert "there is no .venv-image" in ended.output
 
 
+@pytest.mark.slow
 def test_a_job_whose_uenv_is_not_mounted_ends_with_78(prepare: Start) -> None:
     """What `sbatch` without CSCS's plugin of Slurm leaves: a .venv on top of an image that is not there."""
     sandbox, run = prepare(CLARIDEN)
@@ -386,6 +392,7 @@ def test_an_ip_that_tells_nothing_leaves_the_interface_to_gloo(prepare: Start, s
 
 
 @pytest.mark.slow  # the same path with another text, or a job of 16 ranks more
+@pytest.mark.slow
 def test_a_first_node_that_no_node_can_resolve_ends_the_job_with_78(prepare: Start) -> None:
     sandbox, run = prepare(LUMI)
     sandbox.tool("getent", "exit 2")
@@ -407,6 +414,7 @@ def test_a_partition_that_is_gone_when_the_job_is_requeued_is_said_with_what_to_
     assert "sbatch" in ended.output.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_gone_when_the_job_submits_itself_again_is_said_with_what_to_type(prepare: Start) -> None:
     sandbox, run = prepare(POLARIS)
     (sandbox.root / "ends").write_text("75")

@@ -118,7 +118,7 @@ FOR_ALL_SCRIPTS = {
     "gpu order", "suffix", "container, modules", "library paths, a lone $", "scratch, a lone $", "container, a lone $",
     "interface", "env, name",
 }  # fmt: skip
-QUICK = {"title", "suffix", "env, name", "container, modules", "modules", "extends another directory"}
+QUICK = {"env, name", "container, modules", "extends another directory"}
 
 LAUNCHERS = ("srun", "torchrun", "ibrun", "pbs")
 

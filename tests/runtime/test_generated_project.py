@@ -43,9 +43,7 @@ OWN += ["tests/test_picture.py::test_hundreds_of_ranks_are_a_few_rows_and_the_on
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "tests", [[*OWN, "tests/test_faults.py"], pytest.param(["-m", ""], marks=pytest.mark.slow)], ids=["quick", "all"]
-)
+@pytest.mark.parametrize("tests", [OWN, pytest.param(["-m", ""], marks=pytest.mark.slow)], ids=["quick", "all"])
 def test_its_own_tests_pass(render: Render, tests: list[str]) -> None:
     tool(render({"package": "digits"}), "pytest", "-q", *tests)
 

@@ -43,7 +43,8 @@ test-slurm: .venv/done
 
 test-update: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) tests/update tests/adopt -m "not long"
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/cli/test_cli_template.py -k "wheel or at_once"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/cli/test_cli_install.py tests/cli/test_cli_template.py \
+	  tests/faults -k "wheel or at_once or (written and restarted)"
 
 test-more: .venv/recipes
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py -m "slow and not long"

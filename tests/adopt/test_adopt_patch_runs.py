@@ -72,6 +72,7 @@ def stops_and_goes_on(directory: Path, *args: str) -> str:
     return end(went_on)
 
 
+@pytest.mark.slow  # run by make test-update, as all of tests/adopt
 def test_a_patched_program_stops_and_goes_on(patched):
     stops_and_goes_on(patched("spawn"), "--epochs", "40")
 

@@ -22,13 +22,13 @@ CASES: list[Any] = runpy.run_path(str(MATRIX / "cases.py"))["cases"]()
 REPORTED = {23, 24, 25}  # what people have reported in public: reports_*.yaml
 # One of each kind of end, those that take the shortest; the others are slow. A page of the site runs one of row 1.
 CROSS_SECTION = {
-    "SIGKILL while the state is written, restarted",
+    "SIGKILL of rank 1",
     "port in use",
 }
 
 
 def parameters() -> list[Any]:
-    """The name of each case; `make test` runs the cross-section."""
+    """The name of each case; `make test` runs the cross-section, and `make test-update` one that is restarted."""
     slow = pytest.mark.slow
     return [pytest.param(case.name, marks=[] if case.name in CROSS_SECTION else [slow]) for case in CASES]
 

@@ -518,7 +518,7 @@ def began(pid: int) -> str:
 
 
 def left_behind(runs: Iterable[Run]) -> list[tuple[int, str]]:
-    """Process and run id of each torchrun.sh that a sweep has started and outlived it: of a SIGKILL it learns nothing."""
+    """Process and run id of each torchrun.sh that has outlived its sweep: of a SIGKILL it learns nothing."""
     ids, found = {run.id for run in runs}, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -57,7 +57,7 @@ def copy(
 
     require_harmless(template)
     how = _for_update() if for_update else whole_prompts() if ask else nullcontext()
-    with _in_our_words(template), how, _modes_left_to_git(destination):
+    with _in_our_words(template), how, _modes_left_to_git(destination), compiled_once():
         worker = copier.run_copy(
             template.source,
             destination,
@@ -98,6 +98,31 @@ def reach(template: Template, old: Answered, new: Answered) -> Reach | None:
 
 
 @contextmanager
+def compiled_once() -> Iterator[None]:
+    """Let Jinja compile equal strings once. What is compiled keeps nothing of one rendering for the next.
+
+    Copier 9.19 compiles the name of the answers file, and each folder's, anew for each file: a quarter of its time.
+    """
+    from jinja2 import Environment
+
+    compile_string = Environment.from_string
+    compiled: dict[tuple[Environment, str], Any] = {}
+
+    def from_string(self: Environment, source: Any, *args: Any, **named: Any) -> Any:
+        if args or named or not isinstance(source, str):
+            return compile_string(self, source, *args, **named)
+        if (key := (self, source)) not in compiled:
+            compiled[key] = compile_string(self, source)
+        return compiled[key]
+
+    Environment.from_string = from_string  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Environment.from_string = compile_string  # type: ignore[method-assign]
+
+
+@contextmanager
 def _for_update() -> Iterator[None]:
     """Make what copier does the part of an update, for the patterns in `_exclude`; a call inside keeps that.
 
@@ -121,7 +146,7 @@ def update(template: Template, project: Path, data: Mapping[str, Any], answers_f
     """
     import copier
 
-    with _in_our_words(template), _modes_left_to_git(project):
+    with _in_our_words(template), _modes_left_to_git(project), compiled_once():
         copier.run_update(
             project,
             data=dict(data),

@@ -192,7 +192,7 @@ def run_attempt(job_set: dict[str, Any], attempt: int) -> str:
     network_up(count)
     pods = [start(job_set, index, attempt) for index in range(count)]
     codes: dict[str, int] = {}
-    reason, kill_at, told = "", dict[str, float](), set[str]()
+    reason, kill_at, told, killed = "", dict[str, float](), set[str](), set[str]()
     while len(codes) < count:
         deleted = not path_of("jobset", run).exists() or (STATE / f"{run}.delete").exists()
         for pod, process in pods:
@@ -201,7 +201,7 @@ def run_attempt(job_set: dict[str, Any], attempt: int) -> str:
                 continue
             code = process.poll()
             if code is not None:
-                codes[name] = 128 - code if code < 0 else code
+                codes[name] = 137 if name in killed else code  # unshare says 1 of a process that SIGKILL has ended
                 note_end(pod, codes[name])
                 continue
             asked = reason or deleted or (STATE / f"{name}.evict").exists()
@@ -210,6 +210,7 @@ def run_attempt(job_set: dict[str, Any], attempt: int) -> str:
                 signal_pod(pod, signal.SIGTERM)
                 kill_at[name] = time.monotonic() + pod["metadata"]["grace"]
             if time.monotonic() > kill_at.get(name, float("inf")) or (STATE / f"{name}.kill").exists():
+                killed.add(name)
                 signal_pod(pod, signal.SIGKILL)
         failed = [code for code in codes.values() if code]
         if failed and not reason:

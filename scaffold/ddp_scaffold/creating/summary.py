@@ -39,6 +39,9 @@ CLOCKS = {
 # What starts a training, the scheduler's script before the one that runs on this machine.
 STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
 
+KUBE = "launch/kube.py"  # submits to Kubernetes, whose pods have the image's Python
+STARTED = (".sh", ".sbatch", ".pbs", KUBE)
+
 
 @dataclass(frozen=True)
 class Follows:
@@ -106,7 +109,7 @@ def describe(
             "Its projects could never be updated; the template must be in git and hold that file.",
         )
     facts = rendered.facts
-    scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch", ".pbs"))]
+    scripts = [name for name in files if name.startswith("launch/") and name.endswith(STARTED)]
     follows = Follows(
         package=facts.get("package"),
         tracker=None if "command" in rendered.answers else facts.get("tracker"),
@@ -274,6 +277,11 @@ def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], f
     An environment on top of the site's takes torch from there; else pip gets the index of the build that runs there.
     """
     steps = [f"cd {shlex.quote(dest)}"]
+    if KUBE in scripts:
+        image = shlex.quote(str(answers["container_image"]))
+        steps += ["python3 -m venv .venv", "source .venv/bin/activate", "python -m pip install PyYAML"]
+        steps.append(f"docker build --file launch/Dockerfile --tag {image} . && docker push {image}")
+        return [*steps, f"{KUBE} submit"]
     if not answers.get("container_image"):
         known = facts.get("known") or {}
         given = provided_by(facts, "torch") is not None

@@ -46,7 +46,7 @@ class Cluster:
         """launch/kube.py, to its end."""
         command = [sys.executable, project / "launch/kube.py", *words]
         env = self.for_project(project)
-        return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=300)
 
     def begin(self, project: Path, run: str, *arguments: str) -> None:
         done = self.kube(project, "submit", "--name", run, "--image", "r.example.org/x:1", "--detach", *arguments)

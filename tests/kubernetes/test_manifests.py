@@ -18,6 +18,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from launch_helpers import environment
 from manifests import job_of, pod_of, problems, read
 
+from ddp_scaffold.presets import load
+
 ROOT = Path(__file__).parents[2]
 NVIDIA = {"preset": "generic-kubernetes", "secret": "wandb", "pull_secret": "registry", "memory": "512Gi"}
 AMD = {"preset": "generic-kubernetes-amd", "kubernetes_kind": "trainjob", "partition": "team-a", "nodes": 1}
@@ -57,6 +59,19 @@ def test_an_api_server_takes_it(render: Callable[..., Path], answers: dict[str, 
     job_of(objects)["backoffLimitt"] = 1  # the schemas do see a field that there is not
     objects[0]["spec"]["netwerk"] = {}
     assert len(problems(objects)) == 3
+
+
+PRESETS = [path.stem for path in load.files() if load.load_preset(path).scheduler.value == "kubernetes"]
+
+
+@pytest.mark.slow  # a rendering for each preset
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_api_server_takes_every_preset(render: Callable[..., Path], preset: str) -> None:
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    objects = read(render({"preset": preset}))
+    assert problems(objects) == []
+    gpus = [amount for name, amount in pod_of(objects)["containers"][0]["resources"]["limits"].items() if "gpu" in name]
+    assert gpus == [{each["name"]: each.get("value") for each in pod_of(objects)["containers"][0]["env"]}["NPROC"]]
 
 
 def test_trainer_reads_all_of_it(render: Callable[..., Path]) -> None:

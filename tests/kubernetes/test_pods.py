@@ -13,7 +13,7 @@ import pytest
 from conftest import Cluster
 from launch_helpers import ready, until, with_standin
 
-pytestmark = pytest.mark.pods
+pytestmark = [pytest.mark.pods, pytest.mark.timeout(300)]  # each attempt imports torch four times
 SMALL = {"nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "max_restarts": 2}
 ANSWERS = {"preset": "generic-kubernetes", **SMALL, "grace_s": 30}
 

@@ -53,7 +53,7 @@ def reached(run_dir: Path, attempt: int, step: int) -> Callable[[], bool]:
     return look
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_is_drained_and_loses_a_node_and_ends_as_in_one_go(cluster: Cluster, render: Callable[..., Path]) -> None:
     project = render(ANSWERS)
     done = cluster.kube(project, "submit", "--name", "whole", "--image", "x:1", *arguments())

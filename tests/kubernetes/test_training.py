@@ -77,3 +77,14 @@ def test_a_run_is_drained_and_loses_a_node_and_ends_as_in_one_go(cluster: Cluste
     assert "signal SIGTERM (60 s before SIGKILL) on rank 1 (broken-node-0-1)" in cluster.output()
     assert "preflight: everything is in order" in cluster.output()
     assert losses(run_dir) == whole
+
+
+def test_a_small_dev_shm_is_found_before_training(cluster: Cluster, render: Callable[..., Path]) -> None:
+    project = render(ANSWERS)
+    cluster.pods_have(PREFLIGHT="1")
+    (cluster.state / "shm").write_text("64M")  # what a pod has without the manifest's emptyDir
+    words = ["--name", "small", "--image", "x:1", *arguments(), "--loader.workers", "2", "--loader.batch_mb", "64"]
+    done = cluster.kube(project, "submit", *words)
+    assert done.returncode == 78, done.stdout + done.stderr
+    assert "of 2 loader workers fit" in done.stdout
+    assert not (project / "runs/small/metrics.jsonl").exists()

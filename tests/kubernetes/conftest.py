@@ -81,7 +81,7 @@ def machine() -> Iterator[None]:
         pytest.skip(f"needs root, for network namespaces{', and ' + ', '.join(missing) if missing else ''}")
     if subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "true"], check=False).returncode:
         pytest.skip("this system does not allow new namespaces")
-    mine = not RUNS.exists()
+    mine, named = not RUNS.exists(), Path("/run/netns").is_mount()
     with open("/tmp/ddp-tests-kubernetes.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if mine:
@@ -92,6 +92,8 @@ def machine() -> Iterator[None]:
             subprocess.run([sys.executable, STANDIN, "down"], env={**os.environ, "K8S_STANDIN": "/"}, check=True)
             if mine:
                 RUNS.rmdir()
+            if not named and Path("/run/netns").is_mount() and not any(Path("/run/netns").iterdir()):
+                subprocess.run(["umount", "/run/netns"], check=True)  # ip netns add has mounted it
 
 
 @pytest.fixture

@@ -73,6 +73,11 @@ class Cluster:
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted(self.state.glob("*.log")))
 
 
+def is_mount(path: str) -> bool:
+    """Also of a folder that is mounted on itself, which os.path.ismount does not see."""
+    return not subprocess.run(["mountpoint", "--quiet", path], check=False).returncode
+
+
 @pytest.fixture(scope="session")
 def machine() -> Iterator[None]:
     """Network namespaces, one run of tests at a time; all of it is gone afterwards."""
@@ -81,7 +86,7 @@ def machine() -> Iterator[None]:
         pytest.skip(f"needs root, for network namespaces{', and ' + ', '.join(missing) if missing else ''}")
     if subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "true"], check=False).returncode:
         pytest.skip("this system does not allow new namespaces")
-    mine, named = not RUNS.exists(), Path("/run/netns").is_mount()
+    mine, named = not RUNS.exists(), is_mount("/run/netns")
     with open("/tmp/ddp-tests-kubernetes.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if mine:
@@ -92,7 +97,7 @@ def machine() -> Iterator[None]:
             subprocess.run([sys.executable, STANDIN, "down"], env={**os.environ, "K8S_STANDIN": "/"}, check=True)
             if mine:
                 RUNS.rmdir()
-            if not named and Path("/run/netns").is_mount() and not any(Path("/run/netns").iterdir()):
+            if not named and is_mount("/run/netns") and not any(Path("/run/netns").iterdir()):
                 subprocess.run(["umount", "/run/netns"], check=True)  # ip netns add has mounted it
 
 

@@ -2,9 +2,12 @@
 
     python benchmarks/explain.py [--scale 1.0] [--json FILE]
 
-`--scale` makes all inputs smaller, so that one sees how the cost grows. The logs are lines of a training loop with a
-watchdog's timeout at the end of each but one. The files are made in a temporary directory, and read once beforehand, so
-that a slow disk does not count.
+`--scale` makes all inputs smaller, so that one sees how the cost grows. Logs of three sorts: "alike" are lines of a
+training loop that differ in their numbers; of "diverse" no two lines are alike (prompts, paths, hashes, JSON, words
+that torch's messages have too); "warnings" repeats a traceback that says nothing of the failure. At the end of each log
+but one stands a watchdog's timeout. The files are made in a temporary directory, and read once beforehand, so that a
+slow disk does not count. CPU seconds are those of all processes together: on a machine that has other work to do, they
+tell more than the seconds do.
 """
 
 from __future__ import annotations
@@ -12,25 +15,69 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ABSENT = 17
 
 
-def log(path: Path, rank: int, size: int) -> None:
-    """Write a rank's log of about so many bytes."""
-    lines = [
+TEXT = (
+    "the a of to and in that model sample device peer last found rank network data loader failed checkpoint memory"
+    " error process complete store token prompt answer question because reward policy value world time evaluation"
+    " about river mountain window signal record received connect patient cause catch image language distributed"
+)
+WORDS = TEXT.split()
+
+
+def alike(rank: int, _: int) -> bytes:
+    return "".join(
         f"[rank{rank}]: 2026-11-30 04:{step // 60 % 60:02d}:{step % 60:02d},{step % 1000:03d} INFO"
         f" train.py:88 step {step}/100000 | loss {2 + step % 97 / 97:.4f} | grad_norm {step % 89 / 89:.3f} | 9 it/s\n"
         for step in range(2000)
-    ]
-    block = "".join(lines).encode()
+    ).encode()
+
+
+@lru_cache(maxsize=64)
+def of_seed(seed: int) -> bytes:
+    """Return half a megabyte in which no two lines are alike."""
+    source = random.Random(seed)
+    lines = []
+    for step in range(4000):
+        text = " ".join(source.choices(WORDS, k=12))
+        word = f"{source.getrandbits(64):016x}"
+        lines.append(
+            f"step {step} sample {word} {text}\n"
+            if step % 2
+            else f'{{"id": "{word}", "prompt": "{text}", "path": "/data/{word[:3]}/{word[3:9]}.json"}}\n'
+        )
+    return "".join(lines).encode()
+
+
+def diverse(rank: int, block: int) -> bytes:
+    """Return a block of its own for each of 64 ranks that follow each other, and each of 64 blocks of a file."""
+    return of_seed((rank + block) % 64)
+
+
+def warnings(rank: int, _: int) -> bytes:
+    return (
+        f"[rank{rank}]: Traceback (most recent call last):\n"
+        + "".join(f'[rank{rank}]:   File "/home/user/x{line}.py", line {line}, in call\n' for line in range(20))
+        + f"[rank{rank}]: logged and passed over\n"
+    ).encode() * 200
+
+
+SORTS = {"alike": alike, "diverse": diverse, "warnings": warnings}
+
+
+def log(path: Path, rank: int, size: int, sort: str) -> None:
+    """Write a rank's log of about so many bytes, whose blocks differ where its lines are diverse."""
     prefix = f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:689] [Rank {rank}]"
     group = (
         f"[rank{rank}]:[E1130 05:00:00.209283984 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
@@ -46,21 +93,24 @@ def log(path: Path, rank: int, size: int) -> None:
             f" NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n{end}"
         )
     with path.open("wb") as file:
+        block, number = SORTS[sort](rank, 0), 0
         while size > len(block):
             size -= file.write(block)
+            number += 1
+            block = SORTS[sort](rank, number)
         file.write(block[: block.rfind(b"\n", 0, max(size, 1)) + 1])
         file.write(end.encode())
 
 
-def measure(folder: Path, ranks: int, size: int) -> dict[str, object]:
+def measure(folder: Path, ranks: int, size: int, sort: str) -> dict[str, object]:
     """Return what one call costs. The memory is that of the largest process; there are as many as CPUs."""
     for rank in range(ranks):
-        log(folder / f"rank_{rank}.log", rank, size)
+        log(folder / f"rank_{rank}.log", rank, size, sort)
     for path in folder.iterdir():
         with path.open("rb") as file:
             while file.read(1 << 20):  # in pieces: the largest size of this process counts as one of its children's
                 pass
-    start = time.perf_counter()
+    used, start = sum(os.times()[2:4]), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "ddp_scaffold", "explain", str(folder), "--json"],
         capture_output=True,
@@ -72,9 +122,11 @@ def measure(folder: Path, ranks: int, size: int) -> dict[str, object]:
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     return {
+        "sort": sort,
         "files": ranks,
         "MB": round(megabytes),
         "seconds": round(seconds, 2),
+        "cpu_seconds": round(sum(os.times()[2:4]) - used, 2),
         "largest_process_MB": memory,
         "verdict": f"{verdict['kind']} {verdict['first_ranks']} {verdict['confidence']}",
     }
@@ -86,9 +138,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
-    for ranks, size in ((1, 200_000_000), (512, 500_000), (4096, 500_000)):
+    for ranks, size, sort in (
+        *((1, 200_000_000, sort) for sort in SORTS),
+        (512, 500_000, "alike"),
+        *((4096, 500_000, sort) for sort in SORTS if sort != "warnings"),
+    ):
         with tempfile.TemporaryDirectory(prefix="explain-") as name:
-            result = measure(Path(name), ranks, int(size * options.scale))
+            result = measure(Path(name), ranks, int(size * options.scale), sort)
         results.append(result)
         print("  ".join(f"{key} {value}" for key, value in result.items()), flush=True)
     if options.json:

@@ -1,200 +1,184 @@
-"""Which lines of existing code are to be changed: every finding, and what looks like one and is none."""
+"""Which lines of existing code are to be changed, in which order, and what looks like one of them and is none."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
-import time
 from pathlib import Path
 
+import adopt_shapes
 import pytest
+from git_helpers import git
 
-from ddp_scaffold.adopting.advice import Change, advise, own_files, script_of
+from ddp_scaffold.adopting import advice as reading
+from ddp_scaffold.adopting import packaging
+from ddp_scaffold.adopting.advice import Advice, Change, advise, own_files, script_of
+from ddp_scaffold.adopting.suggest import suggest
 
 HEAD = """\
 import os
-import random
 import signal
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
 """
+# A loop that trains, which all that follows stands before or in.
+LOOP = """\
+model = DDP(build())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in train_loader:
+        model(x).sum().backward()
+        optimizer.step()
+"""
 
 
-def changes(tmp_path: Path, code: str, head: str = HEAD, **others: str) -> list[Change]:
-    """Return the findings in a train.py of `head` and `code`, beside other modules."""
+def read(tmp_path: Path, code: str, head: str = HEAD, **others: str) -> Advice:
+    """Return what is said of a train.py of `head` and `code`, beside other modules."""
     (tmp_path / "train.py").write_text(head + textwrap.dedent(code))
     for name, text in others.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-    return advise(tmp_path, ["train.py", *(f"{name}.py" for name in others)], "train.py", ".").changes
+    return advise(tmp_path, ["train.py", *(f"{name}.py" for name in others)], "train.py", ".", "mine")
 
 
-FOUND = [
-    ("dist.init_process_group('nccl')", "init_process_group", "without timeout=", "with session(...)"),
+def changes(tmp_path: Path, code: str, head: str = HEAD, **others: str) -> list[Change]:
+    return list(read(tmp_path, code, head, **others).changes)
+
+
+@pytest.mark.parametrize("shape", adopt_shapes.SHAPES)
+def test_the_patch_of_every_shape_applies_and_leaves_nothing_that_must_change(tmp_path, shape):
+    for name, text in adopt_shapes.files(shape).items():
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "--quiet")
+    found = advise(tmp_path, ["model.py", "train.py"], "train.py", ".", "mine")
+    assert found.unknown == ()
+    (tmp_path / "adopt.patch").write_bytes(found.patch)
+    git(tmp_path, "apply", "adopt.patch")
+    changed = (tmp_path / "train.py").read_text()
+    compile(changed, "train.py", "exec")
+    assert "init_process_group(" not in changed
+    again = advise(tmp_path, ["model.py", "train.py"], "train.py", ".", "mine")
+    assert [change for change in again.changes if change.must] == []
+    assert len(again.changes) < len(found.changes)
+    assert again.patch == b""
+
+
+EDITS = [
+    ("torchrun", "resumed_epochs(range(args.epochs), net=net, opt=opt, schedule=schedule, scaler=scaler):"),
+    ("torchrun", "for step, (x, y) in resumed_batches(enumerate(loader, 1)):"),
+    ("torchrun", "loss = torch.nn.functional.mse_loss(net(x), y)  # of a batch"),
+    ("torchrun", "(best,) = resumed_values(lambda: (best,))"),
+    ("torchrun", 'default=int(__import__("os").environ.get("LOCAL_RANK", -1))'),
+    ("torchrun", "    with ddp_session():\n        main()\n"),
+    ("spawn", "  with ddp_session():\n    main(ddp_local_rank(), ddp_world_size(), epochs)\n"),
+    ("spawn", "resumed_epochs(range(epochs), model=self.model, optimizer=self.optimizer):"),
+    ("spawn", "(self.global_step,) = resumed_values(lambda: (self.global_step,))"),
     (
-        "torch.distributed.init_process_group('gloo', timeout=t, device_id=d)",
-        "init_process_group",
-        "session()",
-        "delete",
+        "srun",
+        'rank = int(os.environ["RANK"])\n    world_size = int(os.environ["WORLD_SIZE"])\n    os.environ["MASTER_PORT"]',
     ),
-    ("dist.destroy_process_group()", "destroy_process_group", "after all ranks have met", "delete it"),
-    ("dist.new_group([0, 1])", "new_group", "does not inherit", "timeout=seconds(run.job.clocks.collective_s))"),
-    ("dist.new_group()", "new_group", "does not inherit", "dist.new_group(timeout=seconds("),
-    ("try:\n    step()\nfinally:\n    dist.barrier()", "dist.barrier", "only the failed rank comes here", "delete it"),
+    ("srun", "model=model, ema_model=ema_model, optimizer=optimizer):"),
+    ("srun", 'int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))'),
+    ("while", "    for _ in resumed_epochs(iter(lambda: True, False), model=model, optimizer=optimizer):\n"),
+    ("while", '    note = """steps\n of a run\n"""\n'),
+    ("while", "    if ddp:\n        pass\n"),
     (
-        "try:\n    step()\nexcept OSError:\n    dist.barrier()\n    raise",
-        "dist.barrier",
-        "only the failed",
-        "delete it",
+        "pass",
+        "for _ in resumed_epochs(range(1), model=model, optimizer=optimizer):\n        for x, y in resumed_batches(",
     ),
-    ("try:\n    step()\nfinally:\n    dist.destroy_process_group()", "destroy", "hides which rank", "names the one"),
-    ("loader = DataLoader(data, batch_size=4)", "DataLoader", "all ranks read the same samples", "make_loader(data, "),
-    ("loader = DataLoader(data, 4, shuffle=False, collate_fn=f)", "DataLoader", "", "train=False, collate_fn=f"),
-    ("loader = DataLoader(data, 4, num_workers=2)", "DataLoader", "waited for without a limit", "DDP_LOADER__WORKERS"),
-    ("s = DistributedSampler(data)", "DistributedSampler", "set_epoch is never called", "delete it"),
-    (
-        "if dist.get_rank() == 0:\n    evaluate(model)",
-        "evaluate(model)",
-        "only rank 0",
-        "on_rank0(run.job, 'evaluate'",
-    ),
-    ("if not dist.get_rank():\n    pipe.sample(4)", "pipe.sample", "only rank 0", "lambda progress: pipe.sample(4)"),
-    ("if args.local_rank in [-1, 0]:\n    run_eval(model)", "run_eval", "only rank 0", "on_rank0"),
-    ("if step and is_main_process():\n    torch.save(x, p)", "torch.save", "only rank 0", "checkpoint.save(run.job"),
-    ("if rank == 0:\n    model.module.save_pretrained(p)", "save_pretrained", "only rank 0", "checkpoint.save"),
-    ("if not args.distributed or args.rank % n == 0:\n    validate(m)", "validate", "only rank 0", "on_rank0"),
-    ("if rank == 0:\n    dist.all_reduce(x)", "all_reduce", "only rank 0 calls all_reduce", "every rank must call it"),
-    ("def w(m):\n    torch.save(m, 'p')\nif i % 9 == 0:\n    w(m)", "torch.save", "all ranks write", "checkpoint.save"),
-    ("torch.save(model, 'last.pt')", "torch.save", "all ranks write this file", "renames it"),
-    ("loss.backward(retain_graph=True)", "retain_graph", "remark", "leave it out"),
-    ("model = DDP(model, find_unused_parameters=True)", "find_unused", "remark", "leave it out"),
-    (
-        "for p in model.parameters():\n    n += p.grad.norm().item() ** 2",
-        "p.grad",
-        "once for each",
-        "global_norm(p.grad",
-    ),
-    (
-        "for p in net.parameters():\n    x = p.grad.data.norm(2)\n    n += x.item()",
-        "x.item",
-        "once for each",
-        "net.param",
-    ),
-    (
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.5).item()",
-        "clip_grad_norm_",
-        "wait for the GPU",
-        "clip_gradients(model.parameters(), 1.0, 1.5)",
-    ),
-    ("signal.signal(signal.SIGUSR1, handler)", "signal.signal", "the last handler wins", "run.agreement.poll(step)"),
-    ("os.environ['NCCL_TIMEOUT'] = '1'", "NCCL_TIMEOUT", "nothing reads NCCL_TIMEOUT", "DDP_CLOCKS__COLLECTIVE_S"),
-    ("os.environ.setdefault('NCCL_MAX_RETRIES', '1')", "NCCL_MAX_RETRIES", "nothing reads", "delete it"),
-    ("dist.distributed_c10d._DEFAULT_PG_TIMEOUT = t", "_DEFAULT_PG_TIMEOUT", "no such attribute", "delete it"),
 ]
+
+
+@pytest.mark.parametrize(("shape", "text"), EDITS)
+def test_what_the_patch_writes(tmp_path, shape, text):
+    assert text in patched(tmp_path, adopt_shapes.SHAPES[shape], adopt_shapes.MODEL)
+
+
+def patched(tmp_path: Path, code: str, model: str = "") -> str:
+    """Return train.py as the patch makes it."""
+    (tmp_path / "train.py").write_text(code)
+    (tmp_path / "model.py").write_text(model)
+    found = advise(tmp_path, ["model.py", "train.py"], "train.py", ".", "mine")
+    assert found.patch, found.unknown
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "adopt.patch").write_bytes(found.patch)
+    git(tmp_path, "apply", "adopt.patch")
+    return (tmp_path / "train.py").read_text()
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "why", "instead"), FOUND, ids=[code.split("\n")[0][:40] for code, *_ in FOUND]
+    ("change", "expected"),
+    [
+        (lambda text: text.replace("\n", "\r\n"), b"with ddp_session():\r\n"),
+        (lambda text: "# -*- coding: latin-1 -*-\n# \xe9\n" + text, b"# \xe9\n"),
+        (lambda text: "\ufeff" + text, b"\xef\xbb\xbf"),
+        (lambda text: text.rstrip("\n"), b"        main()"),
+        (lambda text: text.replace("    ", "\t"), b"\twith ddp_session():\n\t\tmain()\n"),
+    ],
+    ids=["crlf", "latin-1", "byte-order-mark", "no-newline-at-the-end", "tabs"],
 )
-def test_a_finding(tmp_path, code, text, why, instead):
-    found = [change for change in changes(tmp_path, code) if text in change.text]
-    assert len(found) == 1, found
-    assert why in found[0].why
-    assert instead in found[0].instead
-    assert found[0].text == " ".join((HEAD + textwrap.dedent(code)).split("\n")[found[0].line - 1].split())
+def test_a_file_keeps_its_form(tmp_path, change, expected):
+    encoding = "latin-1" if "latin-1" in change("") else "utf-8"
+    before = change(adopt_shapes.TORCHRUN).encode(encoding)
+    (tmp_path / "train.py").write_bytes(before)
+    (tmp_path / "model.py").write_text(adopt_shapes.MODEL)
+    found = advise(tmp_path, ["model.py", "train.py"], "train.py", ".", "mine")
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "adopt.patch").write_bytes(found.patch)
+    git(tmp_path, "apply", "adopt.patch")
+    after = (tmp_path / "train.py").read_bytes()
+    assert expected in after
+    assert after.endswith(b"\n") == before.endswith(b"\n")
+    left = [line for line in before.splitlines() if b"main()" not in line and b"process_group" not in line]
+    kept = [line for line in left if b"for " not in line and b"local_rank" not in line]
+    assert set(kept) <= set(after.splitlines())
 
 
-NOT_FOUND = [
-    "self.barrier()",
-    "dist.barrier()",
-    "dist.all_reduce(loss)",
-    "dist.new_group([0], timeout=t)",
-    "loader = DataLoader(data, batch_sampler=b)",
-    "loader = DataLoader(data, batch_size=None)",
-    "loader = DataLoader(data, 4, sampler=WeightedRandomSampler(w, 9))",
-    "loader = DataLoader(*args)",
-    "loader = DataLoader(data, **options)",
-    "if rank == 0:\n    loader = DataLoader(data, 4)",
-    "if rank == 0:\n    model.eval()\n    print(random.sample(names, 3))\n    x = normal.sample()",
-    "if rank == 0:\n    logger.info('saved')\n    bar.update()",
-    "if step % 100 == 0 or rank == 0:\n    evaluate(model)",
-    "if rank != 0:\n    evaluate(model)",
-    "if order == 0:\n    evaluate(model)",
-    "if rank == 1:\n    evaluate(model)",
-    "def f():\n    if rank != 0:\n        dist.barrier()\n    load()\n    if rank == 0:\n        dist.barrier()",
-    "if rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(x, 0)",
-    "torch.save(model, f'rank{rank}.pt')",
-    "def helper(x):\n    torch.save(x, 'p')",
-    "def helper(x):\n    torch.save(x, 'p')\nif rank == 0:\n    helper(x)",
-    "def main():\n    if rank != 0:\n        return\n    torch.save(x, 'p')",
-    "if args.save:\n    torch.save(x, 'p')",
-    "def _write(x):\n    torch.save(x, 'p')\nif unit == 0 and epoch % 5 == 0:\n    _write(x)",
-    "def _keep(x):\n    torch.save(x, 'p')\nif self.gpu_id == 0:\n    _keep(x)",
-    "@rank_zero_only\ndef main():\n    torch.save(x, 'p')",
-    "loss.backward(retain_graph=False)",
-    "model = DDP(model)",
-    "for p in model.parameters():\n    n += p.numel()",
-    "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-    "signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
-    "os.environ['NCCL_DEBUG'] = 'INFO'",
-    "os.environ['NCCL_TIMEOUT'] = '1'\nt = os.environ.get('NCCL_TIMEOUT')",
-    "os.environ['NCCL_ASYNC_ERROR_HANDLING'] = '1'",
+def test_the_patch_applies_in_a_folder_of_a_repository(tmp_path):
+    lab = tmp_path / "a lab"
+    lab.mkdir()
+    git(tmp_path, "init", "--quiet")
+    assert "with ddp_session" in patched_in(lab)
+
+
+def patched_in(folder: Path) -> str:
+    for name, text in adopt_shapes.files("pass").items():
+        (folder / name).write_text(text)
+    (folder / "adopt.patch").write_bytes(advise(folder, ["train.py"], "train.py", ".", "mine").patch)
+    git(folder, "apply", "adopt.patch")
+    return (folder / "train.py").read_text()
+
+
+UNKNOWN = [
+    (
+        "for step in range(9):\n    pass\noptimizer = torch.optim.SGD(p, 1)\nloss.backward()\noptimizer.step()",
+        "outside of a loop",
+    ),
+    (LOOP + LOOP, "several loops train"),
+    (
+        f"def work(rank):\n{textwrap.indent(LOOP, '    ')}"
+        "for rank in range(2):\n    mp.Process(target=work, args=(rank,)).start()",
+        "one by one, with Process()",
+    ),
+    (
+        "class Fit:\n    def step(self):\n        opt = torch.optim.SGD(self.p, 1)\n        self.loss.backward()\n"
+        "        opt.step()\nfit = Fit()\nmodel = DDP(m)\nfor epoch in range(3):\n    fit.step()\n",
+        "the optimizer `opt` has no name in the function of the loop",
+    ),
 ]
 
 
-@pytest.mark.parametrize("code", NOT_FOUND, ids=[code.split("\n")[-1][:40] for code in NOT_FOUND])
-def test_no_finding(tmp_path, code):
-    assert changes(tmp_path, code) == []
-
-
-def test_the_barrier_after_rank_0_s_work_goes_away(tmp_path):
-    found = changes(tmp_path, "if rank == 0:\n    sample(model)\ndist.barrier()")
-    assert [change.text for change in found] == ["sample(model)", "dist.barrier()"]
-    assert "on_rank0" in found[1].instead
-
-
-def test_a_sampler_and_its_epoch_in_another_file(tmp_path):
-    code = "import loop\ns = DistributedSampler(d, shuffle=True) if many else None\nl = DataLoader(d, 2, sampler=s)\n"
-    found = changes(tmp_path, code, loop="def go(loader):\n    loader.sampler.set_epoch(1)  # torch\n")
-    assert [change.text.split(" =")[0] for change in found] == ["s", "l"]
-    assert "never called" not in found[0].why
-    assert "counts twice" in found[0].why
-
-
-def test_only_code_that_training_reaches_counts(tmp_path):
-    torch_loader = "from torch.utils.data import DataLoader\nx = DataLoader(d, batch_size=1)\n"
-    found = changes(tmp_path, "from data import x\n", data=torch_loader, notebook_export=torch_loader)
-    assert [change.file for change in found] == ["data.py"]
-    single = changes(tmp_path, "x = DataLoader(d, batch_size=1)", "from torch.utils.data import DataLoader\n")
-    assert single == [], "a repository for one process is no business of ours"
-
-
-def test_other_frameworks_are_left_alone(tmp_path):
-    (tmp_path / "train.py").write_text(HEAD + "import accelerate\nif rank == 0:\n    evaluate(m)\nDataLoader(d, 1)\n")
-    advice = advise(tmp_path, ["train.py"], "train.py", ".")
-    assert advice.changes == []
-    assert advice.framework == "accelerate"
-
-
-def test_files_of_any_kind_are_read_or_named(tmp_path):
-    contents = {
-        "latin.py": b"# -*- coding: latin-1 -*-\nimport torch.distributed as d  # \xe9\nd.destroy_process_group()\n",
-        "bom.py": b"\xef\xbb\xbfimport torch.distributed as d\r\nd.destroy_process_group()\r\n",
-        "two.py": b"import torch\nprint 'two'\n",
-        "null.py": b"import torch\x00",
-        "wrong.py": b"# -*- coding: nothing -*-\nimport torch\n",
-        "deep.py": b"import torch\nx = " + b"(" * 3000 + b")" * 3000,
-        "huge.py": b"import torch\n" + b"#" * (1 << 20),
-        "empty.py": b"",
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "link.py").symlink_to(tmp_path / "latin.py")
-    advice = advise(tmp_path, [*contents, "link.py", "gone.py"], "train.py", ".")
-    assert [(change.file, change.line) for change in advice.changes] == [("bom.py", 2), ("latin.py", 3)]
-    assert advice.unread == ["deep.py", "null.py", "two.py", "wrong.py"]
+@pytest.mark.parametrize(("code", "words"), UNKNOWN, ids=[words for _, words in UNKNOWN])
+def test_a_shape_that_is_not_recognised_is_said_with_its_line_and_has_no_patch(tmp_path, code, words):
+    found = read(tmp_path, "dist.init_process_group('gloo')\n" + code)
+    assert found.patch == b""
+    assert any(words in text and text.startswith("train.py:") for text in found.unknown), found.unknown
+    assert [change.text for change in found.changes if "init_process_group" in change.text], "what is seen is listed"
 
 
 def test_which_files_are_the_user_s(repository):
@@ -219,14 +203,247 @@ def test_the_script_of_a_command():
     assert script_of("absent.py", files, "src") == ""
 
 
-def test_ten_thousand_files_take_seconds(tmp_path):
-    files = []
-    for number in range(10_000):
-        name = f"p{number % 100}/m{number}.py"
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        text = "import torch\n" if number % 10 == 0 else "import os\n"
-        (tmp_path / name).write_text(text + "def f(x):\n    return x\n" * 20)
-        files.append(name)
-    began = time.monotonic()
-    assert advise(tmp_path, files, "train.py", ".").changes == []
-    assert time.monotonic() - began < 15
+# The cases of adopting that were wrong once. The shapes have mp.spawn, options of launchers and Slurm's variables.
+
+
+def test_a_session_whose_stop_nobody_asks_for_says_so(tmp_path):
+    code = (
+        "from mine.ddp.adopted import ddp_session\nimport torch\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "def main():\n    model = DistributedDataParallel(build())\n    model.load_state_dict(torch.load('x.pt'))\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 1)\n    for epoch in range(3):\n"
+        "        for x in loader:\n            model(x).sum().backward()\n            optimizer.step()\n"
+        "    torch.save(model.state_dict(), 'x.pt')\nwith ddp_session():\n    main()\n"
+    )
+    found = changes(tmp_path, code, "")
+    must = {change.line: change for change in found if change.must}
+    assert set(must) == {8, 9}, "the session is there"
+    assert "SIGTERM does nothing" in must[9].why
+    assert "nothing loads" in must[8].why
+    assert {change.line for change in found if not change.must} == {6, 10, 11, 12}, "load, phases, save"
+
+
+def test_places_come_in_the_order_of_work(tmp_path):
+    found = [change for change in changes(tmp_path, f"dist.init_process_group('gloo')\n{LOOP}") if change.must]
+    wanted = ["with ddp_session():", "delete it", "resumed_epochs(range(3), ", "in resumed_batches(train_loader):"]
+    assert len(found) == len(wanted)
+    for change, words in zip(found, wanted, strict=True):
+        assert words in change.instead
+
+
+def test_loader_and_sampler_together_or_neither(tmp_path):
+    both = "s = DistributedSampler(d, seed=7) if many else None\n"
+    both += "train_loader = DataLoader(d, 4, shuffle=not many, sampler=s)\n"
+    found = {change.text.split(" = ")[0]: change for change in changes(tmp_path, both + LOOP) if not change.must}
+    assert "delete it" in found["s"].instead
+    assert "seed=7" in found["train_loader"].instead
+    assert "train=False" not in found["train_loader"].instead
+    inline = "train_loader = DataLoader(d, 4, shuffle=not many, sampler=DistributedSampler(d) if many else None)\n"
+    found = {change.text.split(" = ")[0]: change for change in changes(tmp_path, inline + LOOP) if not change.must}
+    assert "make_loader(d, " in found["train_loader"].instead
+    own = "train_loader = DataLoader(d, 4, sampler=Mine(d))\nother = DistributedSampler(d)\n"
+    assert not [c for c in changes(tmp_path, own + LOOP) if "Sampler" in c.text or "DataLoader" in c.text]
+
+
+def test_what_a_loader_has_is_kept_or_said(tmp_path):
+    code = "train_loader = DataLoader(d, batch_size=4, shuffle=True, drop_last=True, worker_init_fn=f, collate_fn=c)\n"
+    code += "val_loader = DataLoader(v, batch_size=4)\n" + LOOP
+    found = {change.text.split(" = ")[0]: change.instead for change in changes(tmp_path, code)}
+    assert "full=True" in found["train_loader"]
+    assert "collate_fn=c" in found["train_loader"]
+    assert "not kept: worker_init_fn" in found["train_loader"]
+    assert "train=False" in found["val_loader"]
+    assert "train=False" not in found["train_loader"]
+
+
+def test_both_branches_that_train_are_no_finding(tmp_path):
+    fit = "def fit(net, writer):\n    for epoch in range(3):\n        for x in train_loader:\n"
+    fit += "            net(x).backward()\n"
+    code = f"{fit}            optimizer.step()\nif rank == 0:\n    fit(net, writer)\nelse:\n    fit(net, None)\n"
+    read(tmp_path, code)
+    assert not [one for one in reading.findings_in(tmp_path) if one.severity == "hang"]
+
+
+def test_a_program_that_samples_is_no_training(tmp_path):
+    code = "dist.init_process_group('gloo')\nfor i in range(9):\n    images = model.sample()\n"
+    found = read(tmp_path, code)
+    assert found.changes == ()
+    assert found.patch == b""
+    assert "would end it as stalled; leave it alone" in found.loop
+
+
+@pytest.mark.parametrize("before", ["lab/__init__.py", "lab.py"])
+def test_a_project_that_setuptools_installs_still_installs(tmp_path, before):
+    pytest.importorskip("setuptools")
+    (tmp_path / before).parent.mkdir(exist_ok=True)
+    (tmp_path / before).write_text("")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "lab"\nversion = "1"')
+
+    def installs() -> subprocess.CompletedProcess[str]:
+        code = "from setuptools import setup; setup(script_args=['--quiet', 'egg_info'])"
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert installs().returncode == 0
+    needed = packaging.needed(tmp_path, "lab_ddp")
+    assert needed is not None
+    for name in ("launch", "lab_ddp/ddp"):
+        (tmp_path / name).mkdir(parents=True)
+    spoilt = installs()
+    assert spoilt.returncode or "lab" not in (tmp_path / "lab.egg-info/top_level.txt").read_text().split()
+    (tmp_path / "pyproject.toml").write_bytes(needed.after)
+    done = installs()
+    assert done.returncode == 0, done.stderr
+    assert "lab" in (tmp_path / "lab.egg-info/top_level.txt").read_text().split()
+    assert packaging.needed(tmp_path, "lab_ddp") is None, "once is enough"
+
+
+@pytest.mark.parametrize(
+    ("files", "package", "command"),
+    [
+        (
+            {"src/train.py": "from src.model import f\nDistributedDataParallel\n" + "if __name__ == '__main__':\n"},
+            "lab",
+            "-m src.train",
+        ),
+        (
+            {"code/run/train.py": "import code.x\nDistributedDataParallel\nif __name__ == '__main__':\n"},
+            "lab",
+            "-m code.run.train",
+        ),
+        ({"train.py": "import lab.net\nDistributedDataParallel\nif __name__ == '__main__':\n"}, "lab_ddp", "train.py"),
+        (
+            {"train.py": "import lab.net\nDistributedDataParallel\nif __name__ == '__main__':\n", "lab/net.py": ""},
+            "lab",
+            "train.py",
+        ),
+        (
+            {
+                "src/__init__.py": "",
+                "src/net.py": "",
+                "src/train.py": "from net import f\nDistributedDataParallel\nif __name__ == '__main__':\n",
+            },
+            "lab",
+            "src/train.py",
+        ),
+    ],
+)
+def test_what_starts_it_finds_its_imports(repository, files, package, command):
+    directory = repository("lab", files)
+    suggested = suggest(directory, lambda name: (Path(__file__).parents[2] / name).read_text())
+    assert (suggested["package"], suggested["command"]) == (package, command)
+
+
+def test_names_are_taken_as_they_are_under_the_condition_of_the_loop(tmp_path):
+    code = f"dist.init_process_group('gloo')\nif __name__ == '__main__':\n{textwrap.indent(LOOP, '    ')}"
+    assert "resumed_epochs(range(3), model=model, optimizer=optimizer):" in patched(tmp_path, HEAD + code)
+
+
+def test_a_name_that_one_branch_makes_is_taken_there_only(tmp_path):
+    code = f"dist.init_process_group('gloo')\nif amp:\n    scaler = torch.amp.GradScaler()\n{LOOP}"
+    code += "        if amp:\n            scaler.update()\n"
+    assert "scaler=scaler if (amp) else None):" in patched(tmp_path, HEAD + code)
+
+
+def test_a_loop_that_starts_processes_is_none_of_epochs(tmp_path):
+    code = f"def work(rank):\n{textwrap.indent(LOOP, '    ')}for gpu in range(2):\n    mp.spawn(work, nprocs=1)\n"
+    told = [change.instead for change in changes(tmp_path, f"dist.init_process_group('gloo')\n{code}")]
+    assert any("resumed_epochs(range(3), model=model" in text for text in told)
+    assert not any("resumed_epochs(range(2)" in text for text in told)
+
+
+def test_a_folder_named_like_an_installed_package(repository):
+    directory = repository("yaml", {"train.py": "print()\n"})
+    suggested = suggest(directory, lambda name: (Path(__file__).parents[2] / name).read_text())
+    assert suggested["package"] == "yaml_ddp"
+
+
+def test_names_that_the_user_has_are_not_taken(tmp_path):
+    code = f"def resumed_batches(x):\n    return x\nddp_session = 3\n{LOOP}"
+    told = patched(tmp_path, HEAD + "dist.init_process_group('gloo')\n" + code)
+    assert "from mine.ddp.adopted import ddp_session as adopted_ddp_session, resumed_batches as adopted_" in told
+    assert "with adopted_ddp_session():" in told
+    assert "in adopted_resumed_batches(train_loader):" in told
+
+
+FRAMEWORKS = [
+    ("import lightning as L\nL.Trainer().fit(m)\n", "lightning"),
+    ("from accelerate import Accelerator\na = Accelerator()\nfor x in d:\n    a.backward(loss)\n", "accelerate"),
+    ("from transformers import Trainer\nTrainer(m).train()\n", "transformers"),
+    (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(m)\n",
+        "FullyShardedDataParallel",
+    ),
+]
+
+
+@pytest.mark.slow  # each renders a project
+@pytest.mark.parametrize(("code", "name"), FRAMEWORKS, ids=[name for _, name in FRAMEWORKS])
+def test_a_framework_that_owns_the_loop_is_told_before_anything_is_written(repository, cli, code, name):
+    directory = repository("lab", {"train.py": code})
+    result = cli("new", ".", "--into-existing", "-y")
+    assert result.exit_code == 1
+    assert f"{name} owns the loop of train.py" in result.stderr
+    assert {path.name for path in directory.iterdir()} == {"train.py", ".git"}
+
+
+def test_a_loop_in_pytorch_beside_a_framework_is_the_users_own(tmp_path):
+    found = read(tmp_path, f"import deepspeed\ndist.init_process_group('gloo')\n{LOOP}")
+    assert found.framework == ""
+    assert found.patch
+
+
+@pytest.mark.slow  # each renders a project
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.ipynb": "{}"}, "no file of the repository is what python -m lab.train runs"),
+        ({"train.py": "print 'two'\n"}, "train.py: it is not Python 3"),
+        ({"train.py": "print('hello')\n"}, "train.py trains nothing"),
+    ],
+    ids=["notebook", "python-2", "nothing"],
+)
+def test_where_nothing_trains_that_is_said_first(repository, cli, files, words):
+    repository("lab", files)
+    result = cli("new", ".", "--into-existing", "-y")
+    assert result.exit_code == 0, result.output
+    assert words in result.stderr
+    assert result.output.index(words) < result.output.index("What follows from the answers"), "before it is written"
+
+
+@pytest.mark.slow  # each renders a project
+def test_shell_scripts_keep_their_line_ends(repository, adopt):
+    directory = repository("lab", adopt_shapes.files("pass") | {".gitattributes": "* text=auto eol=crlf\n"})
+    adopt()
+    told = git(directory, "check-attr", "eol", "launch/torchrun.sh", "train.py")
+    assert told.splitlines() == ["launch/torchrun.sh: eol: lf", "train.py: eol: crlf"]
+
+
+def test_check_gives_the_list_again_and_shorter(repository, adopt, cli, monkeypatch):
+    directory = repository("lab", adopt_shapes.files("torchrun"))
+    adopt()
+    before = cli("check", ".")
+    assert "Adopting: 7 lines must change yet, and 5 may" in before.stdout
+    assert before.exit_code == 1
+    git(directory, "apply", "adopt.patch")
+    after = cli("check", ".")
+    assert "Adopting: 0 lines must change yet, and 5 may" in after.stdout
+    assert "resumed_epochs(" not in after.stdout
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    contents = {
+        "two.py": b"import torch\nprint 'two'\n",
+        "null.py": b"import torch\x00",
+        "deep.py": b"import torch\nx = " + b"(" * 3000 + b")" * 3000,
+        "huge.py": b"import torch\n" + b"#" * (1 << 20),
+        "empty.py": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "train.py").write_text(HEAD + "dist.init_process_group('gloo')\n" + LOOP)
+    (tmp_path / "link.py").symlink_to(tmp_path / "two.py")
+    found = advise(tmp_path, [*contents, "train.py", "link.py", "gone.py"], "train.py", ".", "mine")
+    assert set(found.unread) >= {"null.py", "two.py"}
+    assert "link.py" not in found.unread
+    assert found.patch

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 from adopt_repos import FLAT, OWN_TESTS, SRC, make
+from cross_section import every
 
 from ddp_scaffold._errors import ScaffoldError
 from ddp_scaffold.adopting import existing
+
+OURS = (".copier-answers.yml", ".gitattributes", "adopt.patch")
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -50,7 +53,7 @@ def test_what_a_repository_suggests_is_written_beside_it(repository, adopt, name
     assert {path: after[path] for path in before} == before, "no file of the user's is changed"
     folder = f"{package}/ddp/" if source == "." else f"{source}/{package}/ddp/"
     for path in after.keys() - before.keys():
-        assert path.startswith((folder, "launch/", "tests/ddp/")) or path in (".copier-answers.yml", ".gitattributes")
+        assert path.startswith((folder, "launch/", "tests/ddp/")) or path in OURS
     assert f"{folder}variables.py" in after
     recorded = answers(directory)
     assert recorded["code"] == "existing"
@@ -68,12 +71,12 @@ def test_json(repository, cli):
     told = json.loads(result.stdout)
     assert set(told) == {
         *("version", "destination", "answers", "command", "files", "next", "template", "follows"),
-        *("kept", "changes", "sketch", "notes"),
+        *("kept", "findings", "changes", "unknown", "sketch", "notes", "patch", "unfit"),
     }
     assert told["kept"] == [".gitattributes"]
     assert ".gitattributes" not in told["files"]
     assert told["files"] == sorted(tree(directory).keys() - OWN_TESTS.keys() - more.keys())
-    assert all(set(change) == {"file", "line", "text", "why", "instead"} for change in told["changes"])
+    assert all(set(change) == {"file", "line", "text", "why", "instead", "must"} for change in told["changes"])
     assert "broken.py: not read" in told["notes"][0]
     assert told["next"][0] == "echo /runs/ >> .gitignore"
     assert told["next"][1].startswith("git add --force .copier-answers.yml launch own/ddp tests/ddp "), (
@@ -82,7 +85,10 @@ def test_json(repository, cli):
     assert told["next"][-1] == "sbatch launch/train.sbatch"
     assert told["answers"]["code"] == "existing"
     assert told["follows"]["tracker"] is None
-    compile("\n".join(told["sketch"]), "sketch", "exec")
+    assert told["sketch"] == [], "what the main function looks like is in the patch"
+    assert told["next"][2] == "git apply adopt.patch && rm adopt.patch"
+    assert told["patch"][:2] == ["--- a/train.py", "+++ b/train.py"]
+    assert {one["rule"] for one in told["findings"]} >= {"DDP553"}
     words = shlex.split(told["command"])
     assert "--into-existing" in words
     assert "code=existing" not in words
@@ -102,7 +108,8 @@ def test_text_names_each_line_and_ends_with_what_to_type(repository, adopt):
     result = adopt()
     assert "starts     python train.py" in result.stdout
     assert 'train.py:25  dist.init_process_group("gloo")' in result.stdout
-    assert "with session(ddp.run" in result.stdout
+    assert "with ddp_session():  # around it" in result.stdout
+    assert "What `ddp-scaffold check` finds in it: 1" in result.stdout
     assert result.stdout.splitlines()[-1].strip() == "bash launch/torchrun.sh"
     assert "nothing is committed" in result.stderr
     assert "kept" not in result.stderr
@@ -110,26 +117,30 @@ def test_text_names_each_line_and_ends_with_what_to_type(repository, adopt):
 
 @pytest.mark.parametrize(
     ("files", "args", "code", "words"),
-    [
-        (
-            {"mnist/ddp/start/launcher.py": "mine"},
-            [],
-            1,
-            ["mnist/ddp/start/launcher.py would have to be written", "--set package=NAME"],
-        ),
-        ({"launch/common.sh": "mine"}, [], 1, ["launch/common.sh would have to be written", "git mv"]),
-        ({"launch": "a file"}, [], 1, ["launch would have to be written"]),
-        ({"tests/ddp/conftest.py": "mine"}, [], 1, ["tests/ddp/conftest.py"]),
-        ({".copier-answers.yml": "_src_path: gh:x/y\n"}, [], 1, ["was made from a template"]),
-        ({"lab.py": ""}, ["--set", "package=lab"], 2, ["lab.py would hide the package lab"]),
-        ({}, ["--set", "command=train.py; rm -rf x"], 2, ["command"]),
-        ({}, ["--set", "command=-c import"], 2, ["command"]),
-        ({}, ["--set", "command=train.py  --x"], 2, ["command"]),
-        ({}, ["--set", "package=a/../b"], 2, ["package"]),
-        ({}, ["--set", "source_folder=/tmp"], 2, ["source_folder"]),
-        ({}, ["--model", "diffusion"], 2, ["model is not asked with --into-existing"]),
-        ({}, ["--set", "code=new"], 2, ["code=new"]),
-    ],
+    every(
+        3,
+        [
+            (
+                {"mnist/ddp/start/launcher.py": "mine"},
+                [],
+                1,
+                ["mnist/ddp/start/launcher.py would have to be written", "--set package=NAME"],
+            ),
+            ({"launch/common.sh": "mine"}, [], 1, ["launch/common.sh would have to be written", "git mv"]),
+            ({"launch": "a file"}, [], 1, ["launch would have to be written"]),
+            ({"tests/ddp/conftest.py": "mine"}, [], 1, ["tests/ddp/conftest.py"]),
+            ({".copier-answers.yml": "_src_path: gh:x/y\n"}, [], 1, ["was made from a template"]),
+            ({"lab.py": ""}, ["--set", "package=lab"], 2, ["lab.py would hide the package lab"]),
+            ({}, ["--set", "command=train.py; rm -rf x"], 2, ["command"]),
+            ({}, ["--set", "command=-c import"], 2, ["command"]),
+            ({}, ["--set", "command=train.py  --x"], 2, ["command"]),
+            ({}, ["--set", "package=a/../b"], 2, ["package"]),
+            ({}, ["--set", "source_folder=/tmp"], 2, ["source_folder"]),
+            ({}, ["--model", "diffusion"], 2, ["model is not asked with --into-existing"]),
+            ({}, ["--set", "code=new"], 2, ["code=new"]),
+        ],
+        others=pytest.mark.long,
+    ),
 )
 def test_refusals_leave_all_as_it_is(repository, cli, files, args, code, words):
     directory = repository("mnist", FLAT | files)
@@ -225,7 +236,7 @@ def test_what_fails_half_way_is_taken_back(repository, tmp_path, monkeypatch):
     assert (directory / "a/b/one").read_text() == "ours"
 
 
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.5])
+@pytest.mark.parametrize("after_s", every(2, [0.3, 1.0, 1.5], others=pytest.mark.long))
 def test_interrupted(tmp_path, scaffold_env, after_s):
     directory = make(tmp_path / "mnist", FLAT)
     command = [sys.executable, "-m", "ddp_scaffold", "new", ".", "--into-existing", "-y"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_sarif(repo: Path, check: Callable[..., Any]) -> None:
         place = result["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] in ("run.sh", "a%20b.sh")
         assert place["region"]["startLine"] in (3, 4)
+
+
+def test_sarif_keeps_to_the_published_schema(repo: Path, check: Callable[..., Any]) -> None:
+    """Needs jsonschema and the schema of OASIS (sarif-2.1/schema/sarif-schema-2.1.0.json of oasis-tcs/sarif-spec)."""
+    jsonschema = pytest.importorskip("jsonschema")
+    path = os.environ.get("SARIF_SCHEMA")
+    if not path:
+        pytest.skip("SARIF_SCHEMA does not name the schema: with 113 kB it is not kept here")
+    validator = jsonschema.Draft4Validator(json.loads(Path(path).read_text()))
+    report = json.loads(check("--format", "sarif").stdout)
+    assert report["runs"][0]["results"]
+    assert list(validator.iter_errors(report)) == []
 
 
 def test_github(repo: Path, check: Callable[..., Any]) -> None:

@@ -31,10 +31,10 @@ BEGINNINGS = {
 # rule -> variable, a value that is wrong, and one that is not
 VARIABLES = {
     "DDP150": ("GLOO_SOCKET_IFNAME", "^lo", "eth0"),
-    "DDP159": ("TORCH_NCCL_BLOCKING_WAIT", "1", "0"),
-    "DDP160": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "3"),
+    "DDP660": ("TORCH_NCCL_BLOCKING_WAIT", "1", "0"),
+    "DDP661": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "3"),
     "DDP161": ("NCCL_IB_TIMEOUT", "40", "22"),
-    "DDP162": ("TORCH_NCCL_ENABLE_MONITORING", "0", "1"),
+    "DDP662": ("TORCH_NCCL_ENABLE_MONITORING", "0", "1"),
     "DDP164": ("TORCH_NCCL_DUMP_ON_TIMEOUT", "on", "1"),
     "DDP250": ("NCCL_PROTO", "Simple,LL128", "^LL128"),
     "DDP360": ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1", "SIGTERM,SIGINT"),
@@ -288,17 +288,17 @@ def test_at_a_shared_endpoint_one_node_trains_and_the_others_wait() -> None:
 
 def test_a_variable_of_groups_is_not_judged_where_one_process_is_started() -> None:
     script = "export NCCL_BLOCKING_WAIT=1\n{} main.py\n"
-    assert [one.rule for one in found_in(run__sh=script.format("torchrun --nproc_per_node=2"))] == ["DDP159"]
+    assert [one.rule for one in found_in(run__sh=script.format("torchrun --nproc_per_node=2"))] == ["DDP660"]
     assert found_in(run__sh=script.format("python")) == []
 
 
 def test_tests_in_python_are_not_judged() -> None:
     text = 'import os\nos.environ["NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
-    assert [one.rule for one in found_in(train__py=text)] == ["DDP160"]
+    assert [one.rule for one in found_in(train__py=text)] == ["DDP661"]
     assert found_in(test_train__py=text) == []
 
 
 def test_error_handling_is_off_for_cuda_graphs() -> None:
     text = 'import os\nos.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
-    assert [one.rule for one in found_in(train__py=text)] == ["DDP160"]
+    assert [one.rule for one in found_in(train__py=text)] == ["DDP661"]
     assert found_in(train__py=text + "graph = torch.cuda.CUDAGraph()\n") == []

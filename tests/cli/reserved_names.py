@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 
 FILE = Path(__file__).parents[2] / "templates/questions/reserved.yml"
 DEPENDENCIES = (
-    "torch numpy pydantic pydantic-settings pyyaml tqdm tensorboard scikit-learn pillow pytest pytest-timeout"
+    "torch numpy pydantic pydantic-settings pyyaml tqdm tensorboard scikit-learn pillow pytest pytest-timeout "
+    "pytest-xdist"
 )
 
 # What the metadata on one machine does not tell: directories of a project; CUDA's packages, which torch brings on

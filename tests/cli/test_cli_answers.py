@@ -63,7 +63,7 @@ def test_bad_name_by_answers_file(cli, work, tmp_path, question):
 
 
 @pytest.mark.parametrize(
-    "name", every(3, ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"])
+    "name", every(5, ["My Model", "torch", "class", "3d", "PIL", "typing-extensions", "a" * 61, "\u03b1", "_-1"])
 )
 def test_hint_offers_a_valid_name(cli, work, name):
     result = cli("new", name, "-y")
@@ -151,9 +151,10 @@ def test_injection_into_scripts(cli, work, pair):
     )
 
 
-@pytest.mark.parametrize("pair", ["walltime=00:05:00", "walltime=1-00:00:00", "partition=a,b_2,c.d-e", "account=a@b.c"])
-def test_answers_that_slurm_takes(cli, work, pair):
-    assert cli("new", "demo", "--json", "--dry-run", "--preset", "generic-slurm", "--set", pair).exit_code == 0
+@pytest.mark.parametrize("walltime", ["00:05:00", "1-00:00:00"])
+def test_answers_that_slurm_takes(cli, work, walltime):
+    given = [f"--set={pair}" for pair in (f"walltime={walltime}", "partition=a,b_2,c.d-e", "account=a@b.c")]
+    assert cli("new", "demo", "--json", "--dry-run", "--preset", "generic-slurm", *given).exit_code == 0
 
 
 def test_key_not_asked_with_slurm(cli, work):

@@ -12,6 +12,7 @@ from threading import Barrier
 
 import pytest
 from cli_helpers import SCAFFOLD, tree
+from cross_section import every
 from git_helpers import git
 
 from ddp_scaffold._errors import ScaffoldError
@@ -116,7 +117,7 @@ def test_failure_leaves_what_was_there(work, staged, kind):
 
 
 # ------------------------------------------------------------------------------------------------------------ signals
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", ["clone", "commit"])
 def test_signal_leaves_nothing(work, scaffold_env, tmp_path, number, moment):
     """Sent by a git that is told to do something: while copier reads the template, and while the project is made."""
@@ -144,7 +145,7 @@ def shell(command: str, environment: dict[str, str]) -> subprocess.CompletedProc
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("option", ["-y", "--json"])
+@pytest.mark.parametrize("option", every(2, ["-y", "--json"]))
 def test_full_disk_below_stdout(work, scaffold_env, option):
     done = shell(f"ddp-scaffold new demo {option} > /dev/full", scaffold_env)
     assert done.returncode == 1
@@ -154,7 +155,9 @@ def test_full_disk_below_stdout(work, scaffold_env, option):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["presets list", "presets show local", "--help", "--version", "nope --json"])
+@pytest.mark.parametrize(
+    "command", every(2, ["presets list", "presets show local", "--help", "--version", "nope --json"])
+)
 def test_full_disk_below_every_command(work, scaffold_env, command):
     done = shell(f"ddp-scaffold {command} > /dev/full", scaffold_env)
     assert done.returncode in (1, 2)
@@ -162,7 +165,7 @@ def test_full_disk_below_every_command(work, scaffold_env, command):
     assert shell(f"ddp-scaffold {command} 2> /dev/full", scaffold_env).returncode in (0, 2)
 
 
-@pytest.mark.parametrize("command", ["new demo -y", "new demo --json", "presets list", "--help"])
+@pytest.mark.parametrize("command", every(3, ["new demo -y", "new demo --json", "presets list", "--help"]))
 def test_reader_that_leaves_early_is_no_error_to_tell(work, scaffold_env, command):
     done = shell(f"ddp-scaffold {command} | true", scaffold_env)
     assert done.returncode in (0, 1)  # 0: it was faster than `true`

@@ -65,9 +65,10 @@ def test_json_schema(cli, work):
         "clocks_s": {"loader": 90, "stall": 180, "collective": 300, "guard": 1800},
         "scripts": [name for name in told["files"] if name.endswith((".sh", ".sbatch"))],
         "place": told["follows"]["place"],
-        "needs": [],
+        "needs": told["follows"]["needs"],
         "hangs": [],
     }
+    assert [need.partition(":")[0] for need in told["follows"]["needs"]] == ["python"]  # which of the site is not known
     assert told["follows"]["place"]["name"] == "generic-slurm"
     assert "launch/train.sbatch" in told["follows"]["scripts"]
 

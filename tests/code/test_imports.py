@@ -108,7 +108,7 @@ def test_only_the_template_room_imports_copier(sources: Sources) -> None:
     [
         ("presets.load", "from ..template import given"),
         ("template.given", "def f():\n    from ..creating.summary import needs"),
-        ("adopting.code", "from ..updating.lock import only_update"),
+        ("adopting.suggest", "from ..updating.lock import only_update"),
         ("_errors", "from . import cli"),
         ("_git", "from ._output import say"),
     ],

@@ -270,6 +270,7 @@ def test_early_stopping_ends_all_ranks_at_one_step_and_stays_ended(made: Make) -
     again = run(project, *still, run_id="early", DDP_ATTEMPT="1")
     assert again.outcome["outcome"] == "done"
     assert max(row["step"] for row in again.metrics) == 80
+    assert "training is done: early stop: no better value than" in again.outcome["reason"]
 
     stopped = run(project, *still, ends=75, run_id="halves", DDP_FAULTS="term@rank=1,step=22,phase=backward")
     assert 22 <= stopped.outcome["step"] < 80

@@ -101,6 +101,21 @@ def lost(rank: int) -> str:
     )
 
 
+def steps(rank: int, last: int, total: int | None = None) -> str:
+    """Return what a loop prints at its last two steps."""
+    of = f"/{total}" if total else ""
+    return "".join(f"[rank{rank}]: INFO step {step}{of} loss 2.1\n" for step in (last - 1, last))
+
+
+def beat(rank: int, second: int) -> str:
+    """Return a heartbeat of a generated project, as a rank's log has it."""
+    return (
+        f"2026-11-30 10:52:{second:02d},634 rank{rank} INFO heartbeat rank={rank} host=n{rank} phase=forward epoch=1"
+        f" step={second} collectives=71 idle_s=0.0\n"
+    )
+
+
+LEFT = "[rank2]:[W1127 21:40:05.371645547 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.\n"
 T, L = "21:08:34", "21:08:40"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 BUS = "RuntimeError: DataLoader worker (pid 414) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
@@ -569,4 +584,145 @@ CASES: tuple[Case, ...] = (
         + UNIQUE
         + "\n",
     ),
+    Case(
+        "uneven-totals",
+        "uneven_inputs",
+        (1,),
+        steps(0, 100, 120) + steps(1, 100, 100) + steps(2, 100, 120) + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case("uneven-totals-gloo", "uneven_inputs", (0,), steps(0, 99, 100) + steps(1, 99, 104) + lost(1)),
+    Case("uneven-left", "uneven_inputs", (2,), steps(2, 99) + LEFT + watchdog(0, 55) + watchdog(1, 55)),
+    Case("left-all", "benign", None, "Training finished\n" + LEFT + LEFT.replace("rank2", "rank0")),
+    Case(
+        "totals-all-fail",
+        "rank_exception",
+        (1,),
+        steps(0, 9, 100) + steps(1, 9, 104) + raised(1, "KeyError: 'x'") + lost(0),
+    ),
+    Case("totals-nobody-waits", "unknown", None, steps(0, 100, 100) + steps(1, 120, 120)),
+    Case(
+        "totals-not-through",
+        "missing_rank",
+        (1,),
+        steps(0, 9, 104) + steps(1, 8, 100) + steps(2, 9, 104) + watchdog(0, 55) + watchdog(2, 55),
+    ),
+    Case(
+        "heartbeat-stops",
+        "rank_killed",
+        (1,),
+        "".join(beat(r, t) for t in range(0, 20, 2) for r in (0, 1, 2) if r != 1 or t < 6),
+    ),
+    Case(
+        "heartbeat-goes-on",
+        "unknown",
+        None,
+        "".join(beat(r, t) for t in range(0, 20, 2) for r in (0, 1, 2) if r != 1 or t < 16),
+    ),
+    Case(
+        "heartbeat-ray",
+        "node_failure",
+        None,
+        "(raylet) The node with node id: 8a3f and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead because the detector has missed too many heartbeats from it. This can happen when a raylet crashes unexpectedly\n",
+    ),
+    Case(
+        "ray-actor",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.")
+        + "The actor is dead because its worker process has died. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n",
+    ),
+    Case(
+        "ray-task-error",
+        "rank_exception",
+        None,
+        raised(None, "ray.exceptions.RayTaskError(ValueError): ray::main_task() (pid=1042684, ip=10.0.0.1)"),
+    ),
+    Case(
+        "deepspeed-killed",
+        "rank_killed",
+        None,
+        "[2026-11-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', '--local_rank=7'] exits with return code = -9\n",
+    ),
+    Case(
+        "deepspeed-1",
+        "unknown",
+        None,
+        "[2026-11-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', '--local_rank=7'] exits with return code = 1\n",
+    ),
+    Case(
+        "submitit-preempted",
+        "preempted",
+        None,
+        "submitit WARNING (2026-11-12 04:18:45,881) - Caught signal SIGHUP on n1: this job is preempted.\nsubmitit INFO (2026-11-12 04:18:45,912) - Requeued job 606 (3 remaining timeouts)\n",
+    ),
+    Case(
+        "submitit-time",
+        "time_limit",
+        None,
+        "submitit WARNING (2026-11-12 04:18:45,881) - Caught signal SIGUSR2 on n1: this job is timed-out.\n",
+    ),
+    Case("requeued", "preempted", None, SLURM + " DUE TO JOB REQUEUE ***\n"),
+    Case(
+        "checked-in",
+        "launcher_misconfig",
+        None,
+        "n1:18569:18835 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in\n",
+    ),
+    Case("no-rank", "launcher_misconfig", None, raised(None, "KeyError: 'LOCAL_RANK'")),
+    Case("key-error", "rank_exception", (0,), raised(0, "KeyError: 'rank'") + lost(1)),
+    Case(
+        "store-hung-up",
+        "unknown",
+        None,
+        "World size: 4\n" + raised(1, UNIQUE.replace("Socket Timeout", "Connection reset by peer")),
+    ),
+    Case(
+        "project",
+        "missing_rank",
+        (1,),
+        "missing_rank: rank 1 (n2) has not come to collective 19, in which the others wait; phase forward, step 5, idle for 7 s. Victims, which wait for it: rank 0 in backward at train.py:191\n"
+        + table((0, 70, T), (1, 70, T)),
+    ),
+    Case(
+        "project-table",
+        "rank0_work",
+        (0,),
+        table((0, 70, T)).replace(
+            "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            "rank0_work: rank 0 (n1) made no progress in rank-0 work while the others waited; phase guard:sample, step 20",
+        ),
+    ),
+    Case(
+        "project-several",
+        "straggler",
+        (2, 11),
+        "straggler: rank 2 (n1), rank 11 (n3.cluster) are slower than the others; phase forward, step 5\n",
+    ),
+    Case(
+        "project-uneven",
+        "uneven_inputs",
+        None,
+        "uneven_inputs: rank 0 (n1) raised ConfigError: the number of training samples differs between ranks (rank 0 (n1): 100, rank 1 (n1): 101) (phase init, step 0)\n",
+    ),
+    Case(
+        "project-restarted",
+        "cuda_oom",
+        (3,),
+        "rank_killed: rank 1 (n2) is gone: its process ended by SIGKILL; last heard of in phase forward, step 5\nstep 7 loss 2\ncuda_oom: rank 3 (n2) ran out of memory (phase forward, step 7)\n",
+    ),
+    Case("project-words", "benign", None, "the kinds are uneven_inputs: rank 0 has more\nTraining finished\n"),
+    Case(
+        "project-never-starts",
+        "rendezvous_failed",
+        None,
+        "error: ranks [1] did not start within 8 s (1 of 2 came): look at the output of their nodes, or raise clocks.init_s\n",
+    ),
+    Case(
+        "project-two-claim",
+        "launcher_misconfig",
+        None,
+        "error: two processes claim rank 1: give each its own RANK\n",
+    ),
+    Case("killed-noticed-late", "rank_killed", (1,), lost(0) + table((0, 1, T), (2, -15, T), (1, -9, L))),
+    Case("left-others-killed", "missing_rank", (1,), lost(0) + table((2, -15, T), (3, -15, T), (0, 1, T))),
 )

@@ -5,24 +5,29 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lookalikes import CASES, Case, behind, raised, watchdog
+from lookalikes import CASES, Case, T, behind, raised, table, watchdog
 from table import outcome
 
 from ddp_scaffold._errors import UsageError
-from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, words
-from ddp_scaffold.explain.explain import explain
+from ddp_scaffold.explain import sources
+from ddp_scaffold.explain.events import RECOGNISERS, SIGNS, anchors
+from ddp_scaffold.explain.explain import explain, read
 from ddp_scaffold.explain.explanation import Verdict
 from ddp_scaffold.explain.kinds import ADVICE
+from ddp_scaffold.explain.scan import hits
 
 MISSING = watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0)
-ENDLESS = 500_000_000
+ENDLESS = 1_000_000_000
 PEAK = (
     "import resource, sys; from ddp_scaffold.explain.explain import explain;"
     " print(explain([sys.argv[1]])[0].verdict.first_ranks);"
@@ -53,11 +58,11 @@ def test_each_kind_stands_twice_among_the_look_alikes() -> None:
 
 
 def test_every_marker_is_found_by_the_first_search() -> None:
-    found = [word.decode() for word in words()]
+    marked = anchors()
     for item in (*RECOGNISERS, *SIGNS):
         for word in item.words:
-            bare = "".join(mark for mark in word if not mark.isdigit())
-            assert any(marker in bare for marker in found), word
+            for text in (word, f"step 7, {word}", f"[rank0]:{word}.", f"\x1b[31m{word}\x1b[0m"):
+                assert [hit.number for hit in hits([f"a\n{text}\nb".encode()], marked)] == [2], text
 
 
 @pytest.mark.parametrize("ending", ["", "\r\n", "gzip", "folder", "noise", "latin"])
@@ -84,6 +89,27 @@ def test_the_answer_does_not_depend_on_how_the_log_came(ending: str, tmp_path: P
         assert "Received a dump signal" in found.evidence[0].text
 
 
+def test_a_file_that_is_read_in_parts_says_the_same(tmp_path: Path) -> None:
+    """Wherever the parts meet: within a traceback, a table or a wrapped line, and the lines have their numbers."""
+    noise = "".join(f"step {step} loss {step / 7}\n" for step in range(400))
+    log = noise + raised(1, "KeyError: 'x'") + table((0, -15, T), (1, 1, T)) + noise + MISSING + noise
+    path = tmp_path / "job.out"
+    path.write_text(log)
+    whole = [(event.name, event.line, event.text) for event in read(sources.find([str(path)]).files[0])[0]]
+    assert len(whole) > 8
+    (source,) = sources.find([str(path)]).files
+    for size in range(700, 3000, 100):
+        pieces = sources.parts(source, 1000, size)
+        assert len(pieces) > 2
+        found, lines = [], 0
+        for piece in pieces:
+            events, count = read(piece)
+            found += [(event.name, event.line + lines, event.text) for event in events]
+            lines += count
+        assert found == whole, size
+        assert lines == log.count("\n")
+
+
 def test_a_tail_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     packed = gzip.compress(os.urandom(2_000_000).hex().encode() + b"\n" + MISSING.encode())
     (tmp_path / "job.gz").write_bytes(packed[: len(packed) // 2])
@@ -91,7 +117,7 @@ def test_a_tail_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
 
 
 def test_one_line_without_end_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    """The peak of a fresh process on 500 MB without a newline, against that on a short line: the rest is the same."""
+    """The peak of a fresh process on 1 GB without a newline, against that on a short line: the rest is the same."""
     short, endless = tmp_path / "short.out", tmp_path / "endless.out"
     short.write_text("x\n" + MISSING)
     with endless.open("wb") as file:
@@ -105,6 +131,71 @@ def test_one_line_without_end_is_read_in_bounded_memory(tmp_path: Path) -> None:
         assert ranks == "(2,)"
         peaks[path] = int(kilobytes)
     assert peaks[endless] - peaks[short] < ENDLESS // 1024 // 4, peaks
+
+
+@pytest.mark.parametrize("pack", ["gzip", "zstd"])
+def test_what_unpacks_without_end_is_left_early(pack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb: what stands behind its 120 MB of zeros is not reached; a log that compresses well is read whole."""
+    if pack == "zstd" and not shutil.which("zstd"):
+        pytest.skip("there is no zstd here to pack with")
+    monkeypatch.setattr(sources, "BOMB_BYTES", 1 << 24)
+    bomb, fair = tmp_path / "bomb", tmp_path / "fair"
+    with bomb.open("wb") as file:
+        file.truncate(120_000_000)
+        file.seek(120_000_000)
+        file.write(b"\n" + MISSING.encode())
+    fair.write_text("".join(f"step {step} loss {step / 7}\n" for step in range(60_000)) + MISSING)
+    found = {}
+    for path in (bomb, fair):
+        packed = path.with_suffix(".packed")
+        with path.open("rb") as file, packed.open("wb") as out:
+            subprocess.run(["zstd", "-qc"] if pack == "zstd" else ["gzip", "-c9"], stdin=file, stdout=out, check=True)
+        found[path] = verdict(packed).first_ranks
+    assert found[bomb] is None
+    assert found[fair] == (2,)
+
+
+@pytest.mark.parametrize(("begin", "word"), [(b"PK\x03\x04rest", "zip"), (b"BZh91AY", "bzip2"), (b"\xfd7zXZ\0", "xz")])
+def test_an_archive_is_refused(begin: bytes, word: str, tmp_path: Path) -> None:
+    (tmp_path / "logs.packed").write_bytes(begin)
+    with pytest.raises(UsageError, match=word) as refusal:
+        explain([str(tmp_path / "logs.packed")])
+    assert "Unpack" in refusal.value.hint
+
+
+def test_a_pickle_that_calls_code_is_refused_and_not_carried_out(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(Calls(str(tmp_path / "called")), protocol=2))
+    done = command(str(path))
+    assert done.returncode == 2
+    assert "no flight-recorder dump" in done.stderr
+    assert not (tmp_path / "called").exists()
+
+
+@dataclass(frozen=True)
+class Calls:
+    path: str
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+def test_a_marker_in_the_midst_of_a_line_without_end_is_found(tmp_path: Path) -> None:
+    log = b"x " * 3_000_000 + b"torch.OutOfMemoryError: CUDA out of memory. " + b"y " * 3_000_000
+    (tmp_path / "job.out").write_bytes(log)
+    found = verdict(tmp_path / "job.out")
+    assert found.kind == "cuda_oom"
+    assert len(found.evidence[0].text) <= 400
+
+
+def test_what_a_progress_bar_has_overwritten_is_read(tmp_path: Path) -> None:
+    bar = "".join(
+        f"\r{percent}%|###  | {percent}/100 [00:{percent % 60:02d}<00:10, 2.00it/s]" for percent in range(100)
+    )
+    (tmp_path / "job.out").write_text(bar + "\r" + MISSING + bar)
+    found = verdict(tmp_path / "job.out")
+    assert found.first_ranks == (2,)
+    assert [line.line for line in found.evidence[:1]] == [5]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

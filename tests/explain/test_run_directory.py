@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from lookalikes import beat
+
 from ddp_scaffold._errors import UsageError
 from ddp_scaffold.explain import run_directory
 from ddp_scaffold.explain.kinds import ADVICE
@@ -113,3 +116,18 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outcome.json").write_text('{"version": 2}')
     with pytest.raises(UsageError, match="version other than 1"):
         run_directory.explain(tmp_path)
+
+
+def test_without_an_outcome_the_rank_whose_heartbeats_stopped_is_named(tmp_path: Path) -> None:
+    (tmp_path / "attempts.jsonl").write_text('{"event": "start", "world_size": 3}\n')
+    (tmp_path / "logs").mkdir()
+    for rank in range(3):
+        beats = "".join(beat(rank, second) for second in range(0, 40, 5) if rank != 2 or second < 15)
+        (tmp_path / "logs" / f"rank{rank}.log").write_text(beats)
+    answer = run_directory.explain(tmp_path)
+    assert (answer.verdict.kind, answer.verdict.first_ranks) == ("rank_killed", (2,))
+    assert answer.verdict.confidence == "likely"
+    assert [row.role for row in answer.ranks] == ["no sign", "no sign", "culprit"]
+    for path in (tmp_path / "logs").iterdir():
+        path.write_text("step 7 loss 2\n")
+    assert run_directory.explain(tmp_path).verdict.kind == "unknown"

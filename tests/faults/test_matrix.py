@@ -23,7 +23,6 @@ REPORTED = {23, 24, 25}  # what people have reported in public: reports_*.yaml
 # One of each kind of end, those that take the shortest; the others are slow. A page of the site runs one of row 1.
 CROSS_SECTION = {
     "SIGKILL while the state is written, restarted",
-    "rank 1 sleeps in forward",
     "port in use",
 }
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from launch_helpers import alive, environment, ready, until, with_standin
 
 pytest.importorskip("torch", reason="needs torch, for its torchrun")
@@ -57,6 +59,35 @@ def test_every_run_has_an_id_that_says_what_differs(module: Any) -> None:
     assert {run.settings["train.steps"] for run in runs} == {"9"}
     more = module["named"]("lr", module["combinations"]({**grid, "model.width": ["16", "32", "64"]}, []))
     assert {run.id for run in runs} < {run.id for run in more}, "a value more leaves the others their ids"
+
+
+def test_a_second_value_of_a_setting_trains_nothing_again(rendered: Path, tmp_path: Path) -> None:
+    """A run keeps its id when a grid grows by a setting: one that had a single value, or that of the file."""
+    project = tmp_path / "project"
+    shutil.copytree(rendered, project)
+    # In the place of training: every run is done at once.
+    script = 'd=runs/$(sed "s/.*--run.id \\([^ ]*\\).*/\\1/" <<<"$*") && mkdir "$d" && cp done.json "$d/outcome.json"\n'
+    (project / "launch" / "torchrun.sh").write_text(f"#!/usr/bin/env bash\ncd {project} && {script}")
+    (project / "done.json").write_text('{"outcome": "done"}')
+    assert sweep(project, "train.learning_rate=1e-3,3e-3", "train.steps=10").returncode == 0
+    done = ["sweep-learning_rate_1e-3", "sweep-learning_rate_3e-3"]
+
+    in_file = yaml.safe_load((project / "configs" / "train.yaml").read_text())["train"]["batch_size"]
+    more = ["train.steps=10,20", f"train.batch_size={in_file},{2 * in_file}"]
+    grown = sweep(project, "train.learning_rate=1e-3,3e-3", *more, "--dry-run")
+    runs = [line for line in grown.stdout.splitlines() if not line.startswith(" ")]
+    assert len(runs) == 8, grown.stderr
+    assert [run for run in runs if ", " in run] == [f"{run}, done" for run in done]
+
+    other = sweep(project, "train.learning_rate=1e-3,3e-3", "train.steps=11")
+    assert other.returncode == 78, "the same names, and other settings"
+    assert "sweep-learning_rate_1e-3 was started with train.steps=10" in other.stderr
+
+
+def test_ids_are_known_by_their_settings_where_values_cannot_be_looked_at(standin: Path) -> None:
+    assert sweep(standin, "plan=done,fail", "x.y=1").returncode == 1
+    grown = sweep(standin, "plan=done,fail", "x.y=1,2", "--dry-run").stdout.splitlines()[::2]
+    assert grown == ["sweep-plan_done, done", "sweep-plan_fail, failed", "sweep-plan_done-y_2", "sweep-plan_fail-y_2"]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +174,34 @@ def test_one_that_fails_does_not_stop_the_others_and_what_is_done_is_left_out(st
     assert [row["outcome"] for row in shown] == ["failed", "done", "-"]
 
 
+def test_the_table_says_which_way_is_better_and_when_that_is_a_guess(standin: Path) -> None:
+    assert sweep(standin, "plan=done,fail").returncode == 1
+    for run, value in (("done", 0.1), ("fail", 0.2)):
+        line = {"step": 1, "val_accuracy": value, "seconds": value}
+        (standin / "runs" / f"sweep-plan_{run}" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+    def table(*options: str) -> list[str]:
+        return sweep(standin, "--table", *options).stdout.splitlines()
+
+    said = table()
+    assert "highest val_accuracy" in said[0]
+    assert said[2].startswith("*  fail")
+    assert len(said) == 3, "evaluate.py says it"
+    other = table("--metric", "seconds")[-1]
+    assert other == (
+        "seconds is taken to be best where it is highest, by its name: HIGHER_IS_BETTER in evaluate.py is about "
+        "val_accuracy"
+    )
+    evaluate = standin / "src" / "demo" / "evaluate.py"
+    evaluate.write_text(re.sub(r"^HIGHER_IS_BETTER.*\n", "", evaluate.read_text(), flags=re.MULTILINE))
+    assert table()[-1] == (
+        "val_accuracy is taken to be best where it is highest, by its name: write HIGHER_IS_BETTER = True, or False, "
+        "below METRIC in evaluate.py"
+    )
+    row = json.loads(sweep(standin, "--table", "--json").stdout)[0]
+    assert (row["lower_is_better"], row["lower_is_better_by"]) == (False, "name")
+
+
 def test_a_run_of_another_hand_is_not_gone_on_with(standin: Path) -> None:
     (standin / "runs" / "sweep-plan_done").mkdir(parents=True)
     done = sweep(standin, "plan=done,fail")
@@ -169,6 +228,31 @@ def test_a_signal_stops_the_run_in_order_and_the_sweep(standin: Path) -> None:
     assert "got SIGINT: the sweep has stopped; the same command goes on with it" in told
     until(lambda: not alive(rank["pid"]), "the rank is gone")
     assert [line.split()[1] for line in told.splitlines()[-2:]] == ["stopped", "-"]
+
+
+def test_the_run_of_a_killed_sweep_is_waited_for(standin: Path) -> None:
+    """It goes on, since nobody can tell it: the next start must not train beside it on the same GPUs."""
+    command = [str(standin / "launch" / "sweep.py"), "plan=fail,wait"]
+    env = environment(NPROC="1")
+    pids: list[int] = []
+    with (standin / "log").open("w") as log:
+        first = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        try:
+            (rank,) = ready(standin / "runs" / "sweep-plan_wait", 0, 1)
+            first.kill()
+            first.wait()
+            assert alive(rank["pid"])
+            second = subprocess.Popen(command, env=env, stdout=log, stderr=log, text=True)
+            pids.append(second.pid)
+            until(lambda: "sweep-plan_wait is still trained by process" in (standin / "log").read_text(), "a word")
+            assert (standin / "log").read_text().count("run 1 of 2") == 1, "nothing is started beside it"
+            second.send_signal(signal.SIGINT)
+            assert second.wait(60) == 75, "which asks that run to stop"
+            until(lambda: not alive(rank["pid"]), "the rank is gone")
+        finally:
+            for pid in filter(alive, [*pids, rank["pid"]]):
+                os.kill(pid, signal.SIGTERM)
+    assert json.loads((standin / "runs" / "sweep-plan_wait" / "outcome.json").read_text())["outcome"] == "stopped"
 
 
 @pytest.mark.slow

@@ -160,6 +160,9 @@ def test_a_signal_to_the_script_stops_without_restart(launch: Callable[..., Laun
     code, text = one.ended()
     assert code == 75, text
     assert f"got {number.name}: asking the ranks to stop" in text
+    request = one.run_dir / "stop"  # from which the ranks know what it was: they get SIGTERM
+    told = request.read_text() if request.exists() else "signal SIGTERM "
+    assert told.startswith(f"signal {number.name} ")
     assert "no restart" in text
     assert not any(map(alive, pids))
 
@@ -254,6 +257,52 @@ def test_wrong_variables_are_refused(launch: Callable[..., Launch], env: dict[st
     code, text = run(launch, "done", **env)
     assert code == 78, text
     assert said in text
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_refused_value_leaves_no_run_directory(rendered: Path, tmp_path: Path, began: bool) -> None:
+    """Unless there is more in it than that refusal."""
+    project, run_dir = tmp_path / "my project", tmp_path / "runs" / "r"
+    shutil.copytree(rendered, project)
+    if began:
+        run_dir.mkdir(parents=True)
+        (run_dir / "attempts.jsonl").write_text('{"event": "start", "attempt": 0, "world_size": 1, "time": 1.0}\n')
+    command = [str(project / "launch/torchrun.sh"), "--train.steps", "-1", f"--run.dir={tmp_path / 'runs'}"]
+    env = environment(NPROC="1", DDP_RUN__ID="r")
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 78, done.stderr
+    assert "train.steps (from command line): Input should be greater than" in done.stderr
+    left = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert left == (["r"] if began else [])
+    assert (run_dir / "outcome.json").exists() == began
+
+
+BROKEN = {
+    "no module": ("import torhc\n", "ModuleNotFoundError", "No module named 'torhc'", "or install torhc for "),
+    "no name": ("from torch import nothing\n", "ImportError", "cannot import name 'nothing'", "correct that import"),
+    "no Python": ("def f(:\n", "SyntaxError", "invalid syntax", "correct that line"),
+    "anything": ("assert 1 + 1 == 3, 'no'\n", "AssertionError", "no", "correct that line"),
+}
+
+
+@pytest.mark.timeout(240)  # torch is imported three times, one after another
+@pytest.mark.parametrize("what", every(4, BROKEN))
+def test_ranks_that_die_while_importing_say_where_and_what_to_do(rendered: Path, tmp_path: Path, what: str) -> None:
+    line, kind, said, remedy = BROKEN[what]
+    project = tmp_path / "my project"
+    shutil.copytree(rendered, project)
+    model = project / "src" / "demo" / "model.py"
+    model.write_text("import torch\n" + line + model.read_text().replace("from __future__ import annotations\n", ""))
+    command = [str(project / "launch/torchrun.sh")]
+    env = environment(NPROC="1", DDP_RUN__ID="r")
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1, done.stderr
+    ended = next(text for text in done.stderr.splitlines() if " ended, " in text)
+    assert f"ended, failed: {kind} in src/demo/model.py, line 2: {said}" in ended
+    rows = dict(text.split(maxsplit=2)[1:] for text in done.stderr.splitlines() if text.startswith("[launch]   "))
+    assert rows["kind"] == "rank_exception"
+    assert remedy in rows["do"]
+    assert json.loads((project / "runs" / "r" / "outcome.json").read_text())["exit_code"] == 1
 
 
 def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 KILL_DELAY_S = 10
+NCPUS = "8"  # of a node. Without ompthreads OMP_NUM_THREADS is the same (PBS Professional User's Guide)
 ROUTED = {"prod": "small"}  # as on Polaris (argonne-lcf/user-guides docs/polaris/running-jobs/index.md, 2026-08-19)
 # What `mpiexec --version` prints, as far as public recordings have it.
 VERSIONS = {
@@ -123,7 +124,8 @@ def run(job_id: str) -> int:
         if name in os.environ
     }
     environment = {
-        **kept, **job["variables"], "PBS_JOBID": job_id, "PBS_O_WORKDIR": job["workdir"], "PBS_NODEFILE": str(nodefile),
+        **kept, "NCPUS": NCPUS, "OMP_NUM_THREADS": NCPUS, **job["variables"],
+        "PBS_JOBID": job_id, "PBS_O_WORKDIR": job["workdir"], "PBS_NODEFILE": str(nodefile),
         "PBS_O_QUEUE": options.get("q", "workq"), "PBS_QUEUE": queue(options), "PBS_ENVIRONMENT": "PBS_BATCH",
     }  # fmt: skip
     hours, minutes, seconds = (int(part) for part in options["resources"]["walltime"].split(":"))

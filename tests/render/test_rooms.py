@@ -88,7 +88,7 @@ def problems(ddp: Path) -> list[str]:
         for name, path in modules.items()
     }
     found = [f"{name} is not in the map" for name in sorted(exist - lines.keys())]
-    found += [f"{name} of the map does not exist" for name in sorted(lines.keys() - exist - {"variables"})]
+    found += [f"{name} of the map does not exist" for name in sorted(lines.keys() - exist - {"variables", "adopted"})]
     edges = {name: set(imports(name, path, modules)) for name, path in modules.items()}
     # A room's __init__ hands out names of the room: it is no module of its own.
     between: dict[str, set[str]] = {}

@@ -42,3 +42,36 @@ def test_workers_outlive_signals_to_all(project: Path, tmp_path: Path, start_met
     found = re.search(r"read everything; (\d+) processes, signal SIG", ended.stdout)
     assert found, ended.stdout
     assert int(found[1]) >= processes, ended.stdout
+
+
+SCRIPT_SAYS = """
+import os, signal, sys
+from pathlib import Path
+from digits.ddp.start.stop import PreemptSettings, StopFlags, kind_of_stop
+flags = StopFlags(PreemptSettings())
+flags.install()
+flags.stop_file = Path(sys.argv[1])
+os.kill(os.getpid(), signal.SIGTERM)
+print(flags.reason(), kind_of_stop(flags.reason()), sep=": ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (None, "signal SIGTERM: preempted"),
+        ("signal SIGINT to the launch script on n1\n", "signal SIGINT to the launch script on n1: preempted"),
+        ("", "signal SIGTERM: preempted"),
+    ],
+)
+def test_ranks_tell_the_signal_that_the_launch_script_got(
+    project: Path, tmp_path: Path, written: str | None, told: str
+) -> None:
+    """Ctrl-C reaches the script, and SIGTERM the ranks."""
+    file = tmp_path / "stop"
+    if written is not None:
+        file.write_text(written)
+    command = [sys.executable, "-c", SCRIPT_SAYS, str(file)]
+    env = os.environ | {"PYTHONPATH": str(project / "src")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == f"{told}\n", done.stderr

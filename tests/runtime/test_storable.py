@@ -183,7 +183,7 @@ def test_states_of_any_layout_are_compared_and_end_no_run(storable: ModuleType) 
 
 
 def test_steps_are_numbers_not_texts(storable: ModuleType, tmp_path: Path) -> None:
-    from stored.ddp.saving.directory import checkpoints
+    from stored.ddp.best import checkpoints
 
     names = ["step_00000020", "step_00000020.999", "step_00000020.1000", "step_99999999", "step_100000000"]
     for name in reversed(names):

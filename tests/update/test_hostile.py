@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import URL, change, commit, copier, git, make, record, state, update
 
 from ddp_scaffold.template.harmless import NOT_RENDERED
@@ -109,7 +110,7 @@ def of_git(project: Path) -> list[str]:
     return [str(path) for path in found if path.parts[0] != ".git" and path.name.lower() in names]
 
 
-@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize("hide", every(3, HIDDEN, others=pytest.mark.long))
 def test_git_directories_are_never_rendered(fork, project, script, tmp_path, hide: Callable[[Path, Path], None]):
     hide(fork / "templates" / "project", script)
     (fork / "templates" / "project" / "ADDED.txt").write_text("A new file.\n")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import ROOT, change, commit, git, state
 
 QUESTIONS = """\
@@ -443,7 +444,7 @@ def test_a_project_with_two_answers_files(template, tmp_path):
     assert not (project / "launch-other/outcome.py").exists()
 
 
-@pytest.mark.parametrize("edited", [True, False])
+@pytest.mark.parametrize("edited", every(2, [True, False], others=pytest.mark.long))
 @pytest.mark.parametrize("what", ["file", "folder", "file in the place of a folder", "link"])
 def test_something_of_the_users_stands_at_the_new_path(project, what, edited):
     if edited:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import change, commit, git, make, record, state, update
 
 
@@ -175,17 +176,21 @@ def test_to(two, project):
 
 @pytest.mark.parametrize(
     ("pair", "words"),
-    [
-        ("model=diffusion", "Make a new project with --model"),
-        ("package=other", "the next update records the new name"),
-        ("collective_timeout_s=600", "configs/train.yaml"),
-        ("tracker=wandb", "log.tracker"),
-        ("max_restart=1", "Did you mean max_restarts?"),
-        ("max_restarts=-1", "must be from 0 to 100"),
-        ("max_restarts=many", "is not a whole number"),
-        ("known={}", "follows from other answers"),
-        ("account=x; rm -rf ~", ""),
-    ],
+    every(
+        3,
+        [
+            ("model=diffusion", "Make a new project with --model"),
+            ("package=other", "the next update records the new name"),
+            ("collective_timeout_s=600", "configs/train.yaml"),
+            ("tracker=wandb", "log.tracker"),
+            ("max_restart=1", "Did you mean max_restarts?"),
+            ("max_restarts=-1", "must be from 0 to 100"),
+            ("max_restarts=many", "is not a whole number"),
+            ("known={}", "follows from other answers"),
+            ("account=x; rm -rf ~", ""),
+        ],
+        others=pytest.mark.long,
+    ),
 )
 def test_answers_that_cannot_be(two, project, pair, words):
     before = state(project)

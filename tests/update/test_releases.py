@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import RELEASES, ROOT, change, commit, git, history
 
 from ddp_scaffold import __version__
@@ -111,18 +112,22 @@ def test_a_release(checkout, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        ("dirty", "the tree is not clean"),
-        ("changelog", "lacks its line 'By hand: ...'"),
-        ("moving tag", "the tag v1 reads as a version"),
-        ("file", "launch/torchrun.sh of"),
-        ("move", "ddp/start/clocks.py; templates/moves.yml"),
-        ("moved", "ddp/start/launcher.py"),
-        ("question", "the question max_restarts of"),
-        ("choice", "tracker=wandb of"),
-        ("tasks", "every update would need --trust"),
-        ("ignore", "hides template files from git"),
-    ],
+    every(
+        3,
+        [
+            ("dirty", "the tree is not clean"),
+            ("changelog", "lacks its line 'By hand: ...'"),
+            ("moving tag", "the tag v1 reads as a version"),
+            ("file", "launch/torchrun.sh of"),
+            ("move", "ddp/start/clocks.py; templates/moves.yml"),
+            ("moved", "ddp/start/launcher.py"),
+            ("question", "the question max_restarts of"),
+            ("choice", "tracker=wandb of"),
+            ("tasks", "every update would need --trust"),
+            ("ignore", "hides template files from git"),
+        ],
+        others=pytest.mark.long,
+    ),
 )
 def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
     project = checkout / "templates" / "project"
@@ -160,7 +165,7 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
     assert not (checkout / "releases" / "v97.0.0.bundle").exists()
 
 
-@pytest.mark.parametrize("version", ["", "1", "v1.2.3", "1.2", "1.2.3rc1", "01.2.3"])
+@pytest.mark.parametrize("version", every(3, ["", "1", "v1.2.3", "1.2", "1.2.3rc1", "01.2.3"], others=pytest.mark.long))
 def test_versions_that_are_none(checkout, version):
     assert release(checkout, version).returncode == 2
 
@@ -203,14 +208,18 @@ def make_release(checkout: Path, *words: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        ("syntax", "usage: make release VERSION=x.y.z"),
-        ("none", "usage: make release VERSION=x.y.z"),
-        ("old", "is not newer than"),
-        ("tag", "there is a tag v97.0.0 already"),
-        ("changelog", "no entry below '## Unreleased'"),
-        ("dirty", "the tree is not clean"),
-    ],
+    every(
+        3,
+        [
+            ("syntax", "usage: make release VERSION=x.y.z"),
+            ("none", "usage: make release VERSION=x.y.z"),
+            ("old", "is not newer than"),
+            ("tag", "there is a tag v97.0.0 already"),
+            ("changelog", "no entry below '## Unreleased'"),
+            ("dirty", "the tree is not clean"),
+        ],
+        others=pytest.mark.long,
+    ),
 )
 def test_what_is_seen_at_once_is_refused_before_the_tests_run(with_make, tmp_path, fault, said):
     version = {"syntax": "1.x", "old": RELEASES[0], "none": ""}.get(fault, "97.0.0")
@@ -236,7 +245,7 @@ def test_make_release_needs_no_environment_of_its_own(with_make, tmp_path):
     assert listed(with_make)[-1] == "97.0.0"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", every(2, [signal.SIGINT, signal.SIGTERM], others=pytest.mark.long))
 @pytest.mark.parametrize("moment", ["add", "commit", "tag"])
 def test_a_release_that_is_interrupted_leaves_nothing(checkout, tmp_path, moment, number):
     """The signal comes with the git command that writes."""

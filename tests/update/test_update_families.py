@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cross_section import every
 from packaging.version import Version
 from update_helpers import NOW, RELEASES, change, commit, copier, git, make, tree, update
 
@@ -191,7 +192,7 @@ def test_the_projects_own_tests_pass(now, history_of_now, tmp_path, family):
     run_tests(tmp_path / "demo")
 
 
-@pytest.mark.parametrize("preset", ["generic-slurm", "generic-pbs", "tacc-vista"])
+@pytest.mark.parametrize("preset", every(3, ["tacc-vista", "generic-slurm", "generic-pbs"], others=pytest.mark.long))
 def test_other_schedulers(now, history_of_now, tmp_path, preset):
     updated(now, history_of_now, RELEASES[0], "custom", tmp_path / "demo", preset=preset)
 

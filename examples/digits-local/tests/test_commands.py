@@ -22,7 +22,7 @@ from turns import job_of
 from digits import evaluate, sample
 from digits.config import Settings
 from digits.ddp import ConfigError, Job, checkpoint, load_settings
-from digits.ddp.saving.best import best_of
+from digits.ddp.best import best_of
 from digits.ddp.saving.chosen import read_chosen
 
 METRIC, HIGHER_IS_BETTER = (getattr(evaluate, name, None) for name in ("METRIC", "HIGHER_IS_BETTER"))

@@ -147,7 +147,7 @@ def test_training_gives_what_it_draws_to_the_tracker(launch: Launch) -> None:
     """A failed run tells the tracker why."""
     pytest.importorskip("tensorboard")
     options = ["--log.tracker", "tensorboard", "--sample.every_steps", "4", "--log.every_steps", "2"]
-    done = launch(*QUICK, *options, ranks=1, faults="raise@rank=0,step=7")
+    done = launch(*QUICK, *options, ranks=0, faults="raise@rank=0,step=7")
     assert done.code != 0, done.output
     found = tensorboard(done.run_dir)
     assert "InjectedFault" in text_of(found, "outcome")

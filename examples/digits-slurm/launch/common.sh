@@ -148,6 +148,39 @@ find_plugin() {
     "lines below [plugin ...] in $launch_folder/env do not count"
 }
 
+# find_python [container]: `python` for these scripts, which need 3.9, and for a job without a container 3.10. The host of
+# a container may have it under another name only: python3 of SUSE 15, on many Crays, is 3.6.
+find_python() {
+  local name found='' least=10
+  [ -z "$1" ] || least=9
+  for name in python ${1:+python3 python3.13 python3.12 python3.11 python3.10 python3.9}; do
+    name=$(type -P "$name") || continue
+    if "$name" -c "import sys; sys.exit(sys.version_info < (3, $least))" 2>/dev/null; then
+      host_python=$name
+      # shellcheck disable=SC2317,SC2329 # called by whatever sources this file
+      [ "${name##*/}" = python ] || python() { "$host_python" "$@"; }
+      return
+    fi
+    found=${found:-$name}
+  done
+  [ -n "$found" ] || refuse "there is no python on the PATH" "make .venv, or set VENV"
+  refuse "$found is older than Python 3.$least, or does not start" \
+    "load a module that has a newer one (launch/site.sh), make .venv with it, or set VENV"
+}
+
+# packages_for_image: what .venv-image adds to the image's Python, as an entry of PYTHONPATH, which every way into a
+# container takes along. That environment is made inside the image, so only there its own `python` exists.
+packages_for_image() {
+  local directory
+  for directory in .venv-image/lib/python3*/site-packages; do
+    if [ -d "$directory" ]; then
+      printf ':%s' "$PWD/$directory"
+      return
+    fi
+  done
+  say "there is no .venv-image: the ranks have the packages of the image alone"
+}
+
 # prepare_environment NODES PARTITION [container]: the Python of VENV (default .venv, if there is one), this project's
 # code, and the settings below env/.
 prepare_environment() {
@@ -160,12 +193,10 @@ prepare_environment() {
   elif [ -n "${VENV:-}" ]; then
     export PATH="$VENV/bin:$PATH" # of conda, which has no such file
   fi
-  if [ -n "${3:-}" ] && ! command -v python >/dev/null && command -v python3 >/dev/null; then
-    # shellcheck disable=SC2317,SC2329 # the host of a container may have this name only
-    python() { python3 "$@"; }
-  fi
-  command -v python >/dev/null || refuse "there is no python on the PATH" "make .venv, or set VENV"
-  export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+  find_python "${3:-}"
+  local packages=''
+  if [ -n "${3:-}" ]; then packages=$(packages_for_image); fi
+  export PYTHONPATH="$PWD/src$packages${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHONUNBUFFERED=1 # read by Python: what a killed process had still in its buffer would be lost
   load_env "$launch_folder/env/recovery.env" "${1:-1}" "${2:-}" "${3:-}" # first: what is set there wins over nccl.env
   load_env "$launch_folder/env/nccl.env" "${1:-1}" "${2:-}" "${3:-}"
@@ -181,6 +212,14 @@ refuse_unknown_settings() {
   local code=0
   python "$launch_folder/settings.py" check "$train_py" "$@" || code=$?
   [ "$code" != 78 ] || exit 78 # with another code it is that script which has failed
+}
+
+# note_import CODE EVENTS: where the ranks have ended before they met, by themselves and without a word, it may be that
+# train.py cannot be imported. Then an outcome says which line is at fault. What is printed, the ranks have printed before.
+note_import() {
+  [ "$1" != 0 ] && [ -z "$stopping" ] && [ ! -e "$run_directory/outcome.json" ] && [ "$(count_events)" -le "$2" ] \
+    && version_of_torch >/dev/null || return 0
+  python "$launch_folder/outcome.py" imported "$run_directory" "$DDP_ATTEMPT" digits.train >/dev/null 2>&1 </dev/null || true
 }
 
 # show_help SCRIPT: the comment at its beginning, and the names of all settings.
@@ -303,6 +342,7 @@ use_gloo_interface() {
   # On the master itself, the route to its own address would be lo.
   name=$(ip -o address show to "$address" | awk 'NR == 1 { print $2 }') || true
   [ -n "$name" ] || name=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
+  [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9_.:-]*$ ]] || name='' # a message, or half a line
   if [ "$name" = lo ] && [ "$2" -gt 1 ]; then
     say "warning: on $this_host, $1 is the loopback address $address; if gloo cannot connect, set GLOO_SOCKET_IFNAME"
   elif [ -n "$name" ]; then
@@ -329,7 +369,8 @@ port_is_free() {
   python -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$1" 2>/dev/null
 }
 
-# A stop that ranks learn from a file: for launchers that pass no signal on. `forget_request` removes it for a restart.
+# A stop that ranks learn from a file: for launchers that pass no signal on, or another one than they got.
+# `forget_request` removes it for a restart.
 ask_to_stop() { # ask_to_stop RUN_DIRECTORY SIGNAL
   printf 'signal SIG%s to the launch script on %s\n' "$2" "$this_host" >"$1/stop"
 }

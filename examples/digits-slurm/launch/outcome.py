@@ -7,18 +7,22 @@
     python outcome.py rows RUN_DIRECTORY ATTEMPT                  prints kind, rank, phase, what to do, report
     python outcome.py again VARIABLES COMMAND...                  prints the line that goes on with this run
     python outcome.py refuse RUN_DIRECTORY ATTEMPT KIND WHAT REMEDY   leaves an outcome.json with exit code 78
+    python outcome.py imported RUN_DIRECTORY ATTEMPT MODULE       leaves one with 1 where importing it fails
 
 Launchers lose the exit code (torchrun turns every one into 1), so training also leaves it in outcome.json.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import re
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -88,8 +92,50 @@ def new_directory(default_id: str, arguments: Sequence[str]) -> Path:
 
 
 def refuse(run_directory: Path, attempt: int, kind: str, what: str, remedy: str) -> None:
-    """Leave an outcome for what the script itself has found wrong, unless there is one of this attempt."""
-    verdict = {"outcome": "config", "restart": False, "exit_code": 78, "kind": kind, "reason": f"{what}\n  -> {remedy}"}
+    """Leave an outcome for what the script itself has found wrong."""
+    _leave(run_directory, attempt, 78, kind, f"{what}\n  -> {remedy}")
+
+
+def imported(run_directory: Path, attempt: int, module: str) -> None:
+    """Where ranks have ended before they met, and importing their module fails: leave an outcome that says why.
+
+    The import is tried again, as the only rank there is. What runs when it is imported must not begin to train.
+    """
+    sys.path[0] = os.getcwd()  # as with python -m
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    try:
+        found = importlib.util.find_spec(module)
+        if found and found.origin and "__main__" not in Path(found.origin).read_text(errors="replace"):
+            return
+        importlib.import_module(module)
+    except Exception as error:
+        said = " ".join(str(getattr(error, "msg", error)).split())
+        reason = ": ".join(filter(None, [f"{type(error).__name__} in {_place(error)}", said]))
+        _leave(run_directory, attempt, 1, "rank_exception", f"{reason}\n  -> {_remedy(error)}")
+
+
+def _place(error: Exception) -> str:
+    """'src/mine/model.py, line 7': the last line of this project that led to it, else the last one."""
+    here = Path.cwd()
+    frames = [(Path(frame.filename), frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((Path(error.filename), error.lineno or 0))
+    ours = [(path, line) for path, line in frames if here in path.parents and "site-packages" not in path.parts]
+    ours = [(path, line) for path, line in ours if path != Path(__file__).resolve()]
+    path, line = (ours or frames)[-1]
+    return f"{path.relative_to(here) if here in path.parents else path}, line {line}"
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about an exception while importing."""
+    top = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if top and importlib.util.find_spec(top) is None:
+        return f"correct that import, or install {top} for {sys.executable} (VENV names another Python)"
+    return f"correct that {'import' if isinstance(error, ImportError) else 'line'}; each rank's traceback stands above"
+
+
+def _leave(run_directory: Path, attempt: int, code: int, kind: str, reason: str) -> None:
+    verdict = {"outcome": EXIT_CODES[code], "restart": False, "exit_code": code, "kind": kind, "reason": reason}
     where = {"first_ranks": None, "phase": "init", "step": 0, "advice": "", "stacks": {}}
     content = {"version": 1, **verdict, **where, "attempt": attempt, "time": round(time.time(), 1)}
     aside = run_directory / f".outcome-{os.getpid()}.json"
@@ -252,6 +298,8 @@ if __name__ == "__main__":
         print(again(sys.argv[2].split(","), sys.argv[3:]))
     elif sys.argv[1] == "rows":
         print("".join(f"{row}\n" for row in rows(Path(sys.argv[2]), int(sys.argv[3]))), end="")
+    elif sys.argv[1] == "imported":
+        imported(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     elif sys.argv[1] == "refuse":
         refuse(Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:7])
     elif sys.argv[1] == "setting":

@@ -38,8 +38,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -53,30 +55,39 @@ SOURCE = PROJECT / "src"
 PACKAGE = SOURCE / "digits"
 DONE, FAILED, STOPPED, CONFIG = 0, 1, 75, 78
 LOWER_IS_BETTER = re.compile("loss|nll|err|error|perplexity|ppl|bits|fid|mae|mse|rmse|wer|cer")  # words of a name
+BY = "SWEPT_BY"  # the variable by which a torchrun.sh is known to belong to a sweep: its process, and when that began
 LONGEST_ID = 80  # characters; a file name may have 255
 
 # Looks at lists of training arguments as training would. At the first that is wrong: exit code 78, what is wrong, and
-# in the last line, which of them it was.
+# in the last line, which of them it was. If none is: a digest for each of all that it would be trained with.
 CHECK = """
-import json, sys
+import hashlib, json, sys
 from digits.config import Settings
 from digits.ddp import load_settings
+digests = []
 for number, arguments in enumerate(json.load(sys.stdin)):
     try:
-        load_settings(Settings, arguments)
+        values = load_settings(Settings, arguments)[0].model_dump(mode="json")
     except SystemExit as ended:
         print(number, file=sys.stderr)
         sys.exit(ended.code)
+    values["run"].pop("id")
+    digests.append(hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest())
+print(*digests, sep="\\n")
 """
 
 
 @dataclass
 class Run:
-    """One run of a sweep: its id, what it sets (name to text), and its job in the last array that was submitted."""
+    """One run of a sweep: its id, what it sets (name to text), and its job in the last array that was submitted.
+
+    `all_sha256` tells all settings, those of the settings file, of variables and of defaults as well; empty if unknown.
+    """
 
     id: str
     settings: dict[str, str]
     job: str = ""
+    all_sha256: str = ""
 
     def arguments(self, common: Sequence[str]) -> list[str]:
         """What training is given."""
@@ -286,8 +297,11 @@ def check_names(every: Sequence[Mapping[str, str]], common: Sequence[str]) -> bo
     return True
 
 
-def check_values(runs: Sequence[Run], common: Sequence[str], python: str) -> None:
-    """Let the project's own Settings look at every run, which takes an import of torch: not after hours of training."""
+def checked(runs: Sequence[Run], common: Sequence[str], python: str) -> list[Run]:
+    """The runs with `all_sha256`. The project's own Settings look at each, which takes an import of torch.
+
+    Now, and not after hours of training.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in ("DDP_RUN__ID", "DDP_RUN__DIR")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
@@ -306,6 +320,9 @@ def check_values(runs: Sequence[Run], common: Sequence[str], python: str) -> Non
         refuse(f"{runs[int(number)].id}: {what}", remedy or "correct it")
     if done.returncode:
         say(f"values were not looked at: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        return list(runs)
+    digests = done.stdout.split()[-len(runs) :]  # user code may print something before
+    return [replace(run, all_sha256=digest) for run, digest in zip(runs, digests, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------ its record
@@ -323,6 +340,21 @@ def load(path: Path) -> Sweep:
         refuse(f"{path} cannot be used ({error!r})", "move it away, and give the next sweep another --name")
 
 
+def under_known_ids(asked: Sequence[Run], old: Sweep | None) -> list[Run]:
+    """The runs under the ids that they had: with a second value of a setting, their names would have more in them.
+
+    The same is what sets the same; then, what is trained with the same, a default that is given now for example.
+    """
+    found, left = list(asked), list(old.runs if old else [])
+    for names in (lambda run: run.settings, lambda run: run.all_sha256):
+        for number, run in enumerate(asked):
+            before = next((each for each in left if names(run) and names(each) == names(run)), None)
+            if before and found[number] is run:
+                left.remove(before)
+                found[number] = replace(run, id=before.id, job=before.job, settings=before.settings | run.settings)
+    return found
+
+
 def joined(old: Sweep | None, new: Sweep, directory: Path) -> Sweep:
     """The sweep with what it had before. Refuses a run that exists with other settings, or is none of a sweep's."""
     known = {run.id: run for run in old.runs} if old else {}
@@ -330,7 +362,8 @@ def joined(old: Sweep | None, new: Sweep, directory: Path) -> Sweep:
         before = known.get(run.id)
         if before is None and (directory / run.id).exists():
             refuse(f"{directory / run.id} is there, and no run of this sweep", "give the sweep another --name")
-        if before is not None and before.settings != run.settings:
+        known_alike = before is not None and before.all_sha256 == run.all_sha256 != ""
+        if before is not None and before.settings != run.settings and not known_alike:
             differ = sorted({name for name, _ in before.settings.items() ^ run.settings.items()})
             was = ", ".join(f"{name}={before.settings.get(name, '(not given)')}" for name in differ)
             refuse(f"{run.id} was started with {was}", "start it with the same, or give this sweep another --name")
@@ -341,7 +374,8 @@ def joined(old: Sweep | None, new: Sweep, directory: Path) -> Sweep:
         refuse(f"the sweep was started with {was}", "start it with the same, or give this one another --name")
     if old.config_sha256 != new.config_sha256:
         say("the settings file has changed since this sweep began: runs that are done stay as they are")
-    return Sweep(old.name, old.common, old.config_sha256, old.runs + [run for run in new.runs if run.id not in known])
+    runs = known | {run.id: run for run in new.runs}  # in the order that they had: jobs of an array count them
+    return Sweep(old.name, old.common, old.config_sha256, list(runs.values()))
 
 
 # ------------------------------------------------------------------------------------------------- what has come out
@@ -377,7 +411,7 @@ def row_of(run: Run, directory: Path, metric: str, queue: Mapping[str, str]) -> 
     measured = lines_of(directory / "metrics.jsonl")
     numbers = {line["step"]: line[metric] for line in measured if line.get(metric) is not None and "step" in line}
     values = [numbers[step] for step in sorted(numbers)]
-    better = min if is_lower_better(metric) else max
+    better = min if is_lower_better(metric)[0] else max
     events = lines_of(directory / "attempts.jsonl")
     seconds, began = 0.0, 0.0
     for event in events:
@@ -409,15 +443,17 @@ def queued() -> dict[str, str]:
 
 
 def table(sweep: Sweep, directory: Path, metric: str, as_json: bool) -> str:
-    """A line for each run, the best one with a star; with `as_json` one array of objects."""
+    """A line for each run, the best one with a star; with `as_json` one array of objects. Says which way is better."""
     queue = queued() if any(run.job for run in sweep.runs) else {}
     rows = [row_of(run, directory / run.id, metric, queue) for run in sweep.runs]
+    lower, said_by = is_lower_better(metric)
     if as_json:
-        return json.dumps([{**row, "metric": metric} for row in rows], indent=1)
+        said = {"metric": metric, "lower_is_better": lower, "lower_is_better_by": said_by}
+        return json.dumps([{**row, **said} for row in rows], indent=1)
     differ = varying(run.settings for run in sweep.runs)
-    better = min if is_lower_better(metric) else max
+    better = min if lower else max
     best = better((row["best"] for row in rows if row["best"] is not None), default=None)
-    cells = [["", *differ, "outcome", f"best {metric}", "last", "steps", "time", "run"]]
+    cells = [["", *differ, "outcome", f"{'lowest' if lower else 'highest'} {metric}", "last", "steps", "time", "run"]]
     for row in rows:
         numbers = ["-" if row[name] is None else f"{row[name]:.4g}" for name in ("best", "last")]
         minutes, seconds = divmod(round(row["seconds"] or 0), 60)
@@ -428,7 +464,7 @@ def table(sweep: Sweep, directory: Path, metric: str, as_json: bool) -> str:
         cells.append([mark, *told, row["outcome"], *numbers, steps, took, row["run"]])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in padded)
+    return "\n".join([*(line.rstrip() for line in padded), *guessed(metric, lower, said_by)])
 
 
 def metric_to_watch() -> str:
@@ -437,12 +473,22 @@ def metric_to_watch() -> str:
     return name if isinstance(name, str) else "loss"
 
 
-def is_lower_better(metric: str) -> bool:
-    """HIGHER_IS_BETTER of evaluate.py, or for another metric what its name says: val_loss, val_bits_per_byte."""
+def is_lower_better(metric: str) -> tuple[bool, str]:
+    """Whether it is, and who says so: HIGHER_IS_BETTER of evaluate.py, or the metric's name (val_loss), a guess."""
     higher = constant("HIGHER_IS_BETTER")
     if metric == metric_to_watch() and isinstance(higher, bool):
-        return not higher
-    return any(LOWER_IS_BETTER.fullmatch(word) for word in metric.lower().split("_"))
+        return not higher, "HIGHER_IS_BETTER"
+    return any(LOWER_IS_BETTER.fullmatch(word) for word in metric.lower().split("_")), "name"
+
+
+def guessed(metric: str, lower: bool, said_by: str) -> list[str]:
+    """The line below a table whose direction is a guess."""
+    if said_by != "name":
+        return []
+    text = f"{metric} is taken to be best where it is {'lowest' if lower else 'highest'}, by its name"
+    if metric != metric_to_watch():
+        return [f"{text}: HIGHER_IS_BETTER in evaluate.py is about {metric_to_watch()}"]
+    return [f"{text}: write HIGHER_IS_BETTER = {not lower}, or {lower}, below METRIC in evaluate.py"]
 
 
 def constant(name: str) -> Any:
@@ -462,11 +508,39 @@ def constant(name: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------- the runs
 
 
+def began(pid: int) -> str:
+    """When a process of this host began, as the kernel counts; empty if there is none (proc(5), stat)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def left_behind(runs: Iterable[Run]) -> list[tuple[int, str]]:
+    """Process and run id of each torchrun.sh that a sweep has started and outlived it: of a SIGKILL it learns nothing."""
+    ids, found = {run.id for run in runs}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if str(LAUNCH / "torchrun.sh") not in words or os.getsid(int(folder.name)) != int(folder.name):
+                continue  # of its children, those that are about to become another program have the same words
+            variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        starter = next((each.partition("=")[2] for each in variables if each.startswith(f"{BY}=")), "")
+        by, _, when = starter.partition(".")
+        run_id = words[words.index("--run.id") + 1] if "--run.id" in words else ""
+        if run_id in ids and when and began(int(by)) != when:
+            found.append((int(folder.name), run_id))
+    return found
+
+
 class Current:
     """The run that is trained now, to which signals are passed on. `stopping` is the first signal's name."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
         self.stopping, self.told = "", False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is below nohup
@@ -474,24 +548,39 @@ class Current:
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self.stopping = self.stopping or signal.Signals(number).name
-        if self.process is not None:
+        if self.pid:
             self.told = True
-            self.process.send_signal(signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def train(self, run: Run, common: Sequence[str], output: TextIO) -> int:
         """The exit code of torchrun.sh, which has a session of its own: Ctrl-C in a terminal would reach it twice."""
         command = [str(LAUNCH / "torchrun.sh"), *run.arguments(common)]
-        self.process = subprocess.Popen(command, stdout=output, start_new_session=True)
+        variables = os.environ | {BY: f"{os.getpid()}.{began(os.getpid())}"}
+        process = subprocess.Popen(command, stdout=output, env=variables, start_new_session=True)
+        self.pid = process.pid
         if self.stopping and not self.told:  # the signal came while it was started
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait()
-        self.process = None
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        self.pid = 0
         return code
+
+    def outlast(self, pid: int, run_id: str) -> None:
+        """Wait for a run that a killed sweep has left behind: another one beside it would share its GPUs."""
+        say(f"{run_id} is still trained by process {pid}, whose sweep was killed: waiting for its end")
+        say("its lines are in logs/rank0.log of the run; Ctrl-C asks it to save a checkpoint and stop, too")
+        self.pid, mine = pid, began(pid)
+        while mine and began(pid) == mine:
+            time.sleep(0.5)
+        self.pid = 0
 
 
 def train(sweep: Sweep, runs: Sequence[Run], directory: Path, stop_on_failure: bool, output: TextIO) -> int:
     """One run after another. Returns the exit code of the sweep."""
     current = Current()
+    for pid, run_id in left_behind(sweep.runs):
+        if not current.stopping:
+            current.outlast(pid, run_id)
     left = [run for run in runs if state_of(directory / run.id) != "done"]
     if len(left) < len(runs):
         say(f"{len(runs) - len(left)} of {len(runs)} runs are done already")
@@ -589,10 +678,12 @@ def main() -> int:
         refuse("no settings are given", f"for example {LAUNCH.name}/sweep.py train.batch_size=32,64; see --help")
     asked = named(name, every)
     if checks_values:
-        check_values(asked, common, python)
+        asked = checked(asked, common, python)
+    old = load(record) if record.exists() else None
+    asked = under_known_ids(asked, old)
     file = Path(options.config or settings.DEFAULT_FILE)
     digest = hashlib.sha256(file.read_bytes() if file.is_file() else b"").hexdigest()
-    sweep = joined(load(record) if record.exists() else None, Sweep(name, common, digest, asked), directory)
+    sweep = joined(old, Sweep(name, common, digest, asked), directory)
     ids = {run.id for run in asked}
     runs = [run for run in sweep.runs if run.id in ids]
     if options.slurm and not (LAUNCH / "train.sbatch").exists():

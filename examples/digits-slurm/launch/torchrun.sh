@@ -64,7 +64,10 @@ run_directory=$(python launch/outcome.py new "$(date +%Y%m%d-%H%M%S)" "$@")
 export DDP_RUN__ID="${run_directory##*/}" DDP_RUN__DIR="${run_directory%/*}"
 init_s=$(python launch/outcome.py setting clocks.init_s 300 "$@")
 refuse_unless_number clocks.init_s "${init_s%.*}" 1
-[ "${NODE_RANK:-0}" != 0 ] || claim_run_directory
+if [ "${NODE_RANK:-0}" = 0 ]; then
+  claim_run_directory
+  forget_request "$run_directory"
+fi
 
 if [ "$nnodes" -gt 1 ]; then
   [[ $MASTER_PORT =~ ^[1-9][0-9]{0,4}$ ]] && [ "$MASTER_PORT" -lt 65536 ] \
@@ -104,6 +107,8 @@ stop() { # stop SIGNAL
     say "got SIG$1"
   elif [ -z "$before" ]; then
     say "got SIG$1: asking the ranks to stop"
+    # They get SIGTERM, which ends those that still import in silence; which signal it was stands in the file.
+    [ "$1" = TERM ] || ask_to_stop "$run_directory" "$1" 2>/dev/null || true
     stop_ranks
   else
     say "got SIG$1: asking torchrun to stop"
@@ -131,6 +136,15 @@ run_torchrun() { # run_torchrun NAME COMMAND...: torchrun's exit code, or the co
   return "$code"
 }
 
+# forget_refused_start CODE: a start whose settings were refused leaves no run directory, unless others have begun there.
+forget_refused_start() {
+  [ "$1" = 78 ] && [ "$nnodes" = 1 ] && grep -qs '"kind": "bad_settings"' "$run_directory/outcome.json" \
+    && ! grep -qs '"event": "start"' "$run_directory/attempts.jsonl" || return 0
+  rm -rf "$run_directory/torchelastic" "$run_directory/flight_recorder"
+  rm -f "$run_directory"/{outcome.json,attempts.jsonl,owner.json}
+  rmdir "$run_directory" 2>/dev/null || true # it holds something of somebody else
+}
+
 attempt=${DDP_ATTEMPT:-0}
 restarts=0
 while :; do
@@ -141,6 +155,7 @@ while :; do
   events=$(count_events)
   if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
   if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi
+  note_import "$code" "$events"
   [ "$nnodes" -gt 1 ] || note_silence "$code" "$events" # ranks on other nodes may still be about to leave one
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code" "$(stopped_early "$events")")
 
@@ -154,6 +169,7 @@ while :; do
     say_where_it_began "$attempt"
     say_how_to_go_on "$code" NPROC,NNODES,NODE_RANK,MASTER_ADDR,MASTER_PORT,MAX_RESTARTS,PREFLIGHT,VENV,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ROCR_VISIBLE_DEVICES \
       launch/torchrun.sh "$@"
+    forget_refused_start "$code"
     exit "$code"
   fi
   restarts=$((restarts + 1))

@@ -1,4 +1,7 @@
-"""The picture of a failure: who is marked, from what is left of a run, and what is drawn when little is left."""
+"""The picture of a failure: who is marked, from what is left of a run, and what is drawn when little is left.
+
+That it is drawn at a bad end of training, test_faults.py tests.
+"""
 
 from __future__ import annotations
 
@@ -98,41 +101,6 @@ def marked(svg: str) -> list[str]:
     spans = [(float(each.get("y", 0)), float(each.get("y", 0)) + float(each.get("height", 0))) for each in boxes]
     labels = [each for each in root.iter(SVG + "text") if (each.text or "").lstrip("▶ ").startswith("rank")]
     return [each.text or "" for each in labels if any(low < float(each.get("y", 0)) < high for low, high in spans)]
-
-
-WAITED = "in (DDP's all_reduce|all_gather)"  # the latter where a model has collectives of its own in its forward
-
-
-@pytest.mark.parametrize(
-    ("faults", "ranks", "culprit", "says"),
-    [
-        ("sleep@rank=1,step=5", 2, 1, ["Rank 1 was in forward for", "6 s stall clock rang", WAITED]),
-        ("kill@rank=1,step=5", 3, 1, ["Rank 1 ", " in forward at ", WAITED]),
-        pytest.param(
-            *("gil@rank=0,step=5", 2, 0, ["Rank 0 was in forward for", "3 s silence clock rang"]),
-            marks=pytest.mark.slow,
-        ),
-        ("sleep@rank=0,step=5,phase=guard:sample", 2, 0, ["Rank 0 was in sample for", "waited for it", "guard clock"]),
-    ],
-    ids=["hang", "kill", "gil", "rank-0 work"],
-)
-def test_a_bad_end_is_drawn_with_the_rank_to_blame(
-    launch: Launch, faults: str, ranks: int, culprit: int, says: list[str]
-) -> None:
-    """Also where that rank could not say itself what it did."""
-    clocks = ["--clocks.collective_s", "7", "--clocks.guard_s", "8"]
-    result = launch(*QUICK, *clocks, "--sample.every_steps", "5", ranks=ranks, faults=faults)
-    svg = (result.run_dir / "timeline.svg").read_text()
-    assert [label.split(" (")[0] for label in marked(svg)] == [f"▶ rank {culprit}"], result.output
-    report_text = (result.run_dir / "report.md").read_text()
-    said = report_text.partition("![")[2].partition("]")[0]
-    assert f"![{said}](timeline.svg)\n\n{said}." in report_text
-    assert not [part for part in says if not re.search(part, said)], said
-    assert texts(svg, "title") == [said]
-    rows = timeline.load(result.run_dir)
-    assert rows is not None
-    assert all(row.spans for row in rows.rows), "a rank has left no word of what it did"
-    assert {row.rank for row in rows.rows if row.last and row.last.waits} == set(range(ranks)) - {culprit}
 
 
 def test_a_killed_rank_was_where_it_was_found_not_where_its_last_heartbeat_was(tmp_path: Path) -> None:

@@ -1,16 +1,24 @@
-"""Which lines of a repository's own training code to change once ddp/ is beside it. Reads the code, runs none of it."""
+"""Which lines of a repository's own training code to change, and the patch that changes them. Runs none of it."""
 
 from __future__ import annotations
 
-import ast
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from .._git import run_git
-from . import habits, rank0, rules
-from .code import Module, parse
+from ..check.files import SourceFile, decoded
+from ..check.findings import Finding
+from ..check.python.context import Context, framework_of, wraps_ddp
+from ..check.python.effects import FSDP
+from ..check.python.module import Call, Module, read
+from ..check.python.program import Program
+from ..check.run import Selection, check
+from . import done, improve, packaging, patch
+from .edits import as_patch
+from .shape import Shape, read_shape
 
 MAX_BYTES = 1 << 20  # of a file: longer ones are made by programs
 # Not the user's training code, whatever is in them.
@@ -18,32 +26,36 @@ SKIPPED = {
     *("build", "dist", "docs", "env", "external", "node_modules", "site-packages", "test", "tests", "third_party"),
     *("vendor", "venv", "wandb"),
 }
-# These hold for every file; the others for code that the training command reaches.
-EVERYWHERE = (rules.groups, rules.error_paths)
-IN_TRAINING = (
-    *(habits.options, habits.norms, habits.signals),
-    *(rank0.long_work, rank0.lonely_collectives),
-)
+IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A line to change: what is wrong there, and what to write instead."""
+    """A line to change: what is wrong there, and what to write instead. Without those that `must`, it does not stop."""
 
     file: str
     line: int
     text: str
     why: str
     instead: str
+    must: bool
 
 
 @dataclass(frozen=True)
 class Advice:
-    """All that was found: the lines, the files that could not be read, the framework that trains here, if any."""
+    """All that was found, in the order of work.
 
-    changes: list[Change]
-    unread: list[str]
+    `unknown` has what of the program's shape was not recognised: then there is no patch of its loop. `loop` is empty,
+    or says who has the loop, if not this code: a framework, nobody.
+    """
+
+    changes: tuple[Change, ...]
+    findings: tuple[Finding, ...]
+    unread: tuple[str, ...]
+    unknown: tuple[str, ...]
+    loop: str = ""
     framework: str = ""
+    patch: bytes = b""
 
 
 def own_files(root: Path, ours: Iterable[str] = ()) -> list[str]:
@@ -60,106 +72,133 @@ def _is_own(path: str) -> bool:
     return name not in ("conftest.py", "setup.py") and not name.startswith("test_") and not name.endswith("_test.py")
 
 
-def advise(root: Path, files: Iterable[str], command: str, source_folder: str) -> Advice:
-    """Read `files` and return what to change. `command` is what python runs to train."""
-    names = set(files)
-    read: dict[str, Module | None] = {}
-
-    def module(path: str) -> Module | None:
-        if path not in read:
-            content = _content(root / path)
-            read[path] = None if content is None else parse(path, content)
-        return read[path]
-
-    reached = set(_reached(script_of(command, names, source_folder), names, source_folder, module))
-    found, unread = {}, []
-    for path in sorted(names):
-        content = _content(root / path) or b""
-        if path in reached or b"torch" in content or b"NCCL_" in content:
-            parsed = module(path)
-            if parsed is not None:
-                found[path] = parsed
-            else:
-                unread.append(path)
-    if not reached:  # the training script was not found
-        reached = {path for path, parsed in found.items() if parsed.knows_ranks}
-    knows_ranks = any(parsed.knows_ranks for parsed in found.values())
-    framework = next((found[path].framework for path in sorted(reached & set(found)) if found[path].framework), "")
-    sites: dict[str, list[tuple[Module, ast.Call]]] = defaultdict(list)
-    for parsed in found.values():
-        for call, name in parsed.calls:
-            sites[name.rpartition(".")[2]].append((parsed, call))
-
-    read_by_user = {name for parsed in found.values() for name in habits.variables_read(parsed)}
-    changes: set[Change] = set()
-    for path, parsed in found.items():
-        findings = [*habits.variables(parsed, read_by_user)]
-        for rule in EVERYWHERE:
-            findings += rule(parsed)
-        if knows_ranks and path in reached and not framework:
-            for rule in IN_TRAINING:
-                findings += rule(parsed)
-            findings += rules.loaders(parsed, "set_epoch" in sites)
-            findings += rank0.saves_everywhere(parsed, sites)
-        changes |= set(_changes(parsed, findings))
-    return Advice(sorted(changes, key=lambda c: (c.file, c.line, c.why)), unread, framework)
+def advise(root: Path, files: Sequence[str], command: str, source_folder: str, package: str) -> Advice:
+    """Read `files` and return what to change. `command` is what python runs to train, `package` where ddp/ will be."""
+    modules = _modules(root, files, script_of(command, set(files), source_folder))
+    unread = tuple(module.file.inside for module in modules if module.problem)
+    program = Program(modules)
+    program.connect()
+    script = script_of(command, set(files), source_folder)
+    entry = next((module for module in program.modules if module.file.inside == script), None)
+    if entry is None:
+        words = f"{script}: {next((m.problem for m in modules if m.file.inside == script), '')}" if script else ""
+        loop = f"{words or f'no file of the repository is what python {command} runs'}, so nothing is known of its loop"
+        return Advice((), (), unread, (), loop)
+    shape = read_shape(program, entry)
+    context = Context(program)
+    framework = _framework(shape, program)
+    if framework:
+        return Advice((), (), unread, (), f"{framework} owns the loop of {script}", framework)
+    if loop := _nothing(shape, program, script):
+        return Advice((), (), unread, (), loop)
+    work = patch.plan(shape, package)
+    unknown = tuple(f"{module.file.inside}:{line}: {words}" for module, line, words in shape.unknown)
+    must = list(done.left(work.places, shape))
+    changes = [_change(place, True) for place in must]
+    changes += [_change(place, False) for place in improve.improvements(shape, context, package)]
+    written = patch.write(work, root) if not unknown and not done.has_session(shape) else b""
+    return Advice(tuple(changes), (), unread, unknown, "", "", written)
 
 
-def _content(path: Path) -> bytes | None:
+def _nothing(shape: Shape, program: Program, script: str) -> str:
+    """Say it if this program trains nothing. A backward pass elsewhere may be its own, over calls that are not seen."""
+    if shape.epochs is not None or any(call.last == "backward" for call in _calls(shape)):
+        return ""
+    waiting, seen = [shape.entry], {id(shape.entry)}
+    while waiting:
+        module = waiting.pop()
+        line = next((c.node.lineno for f in module.functions for c in f.calls if c.last == "backward"), 0)
+        if line:
+            shape.unknown[:] = [(module, line, f"how {script} comes to the backward pass here")]
+            return ""
+        for target in program.imports_of(module):
+            if id(target) not in seen:
+                seen.add(id(target))
+                waiting.append(target)
+    if shape.inits:
+        return f"{script} makes a process group, and trains nothing: a session would end it as stalled; leave it alone"
+    return f"{script} trains nothing, as far as can be seen"
+
+
+def with_packaging(advice: Advice, root: Path, package: str) -> Advice:
+    """Return the advice with what the repository's own packaging needs, so that it installs as it did before."""
+    needed = packaging.needed(root, package)
+    if needed is None:
+        return advice
+    text = as_patch({"pyproject.toml": (needed.before, needed.after)})
+    change = Change("pyproject.toml", needed.line, "", needed.why, needed.instead, True)
+    return replace(advice, changes=(*advice.changes, change), patch=advice.patch + text)
+
+
+def findings_in(root: Path) -> tuple[Finding, ...]:
+    """Return what `check` finds in a repository, with paths below it."""
+    checked = check([root], Selection())
+    inside = {file.path: file.inside for file in checked.files}
+    return tuple(replace(one, file=inside[one.file]) for one in checked.findings)
+
+
+def _calls(shape: Shape) -> Iterator[Call]:
+    for function in shape.reached:
+        yield from function.calls
+
+
+def _framework(shape: Shape, program: Program) -> str:
+    """Return what owns the loop, if it is not the code itself."""
+    modules = {id(function.module): function.module for function in shape.reached}.values()
+    if any(FSDP.fullmatch(call.name) for call in _calls(shape)):
+        return "FullyShardedDataParallel"
+    plain = any(wraps_ddp(module) for module in program.modules) and shape.inits
+    names = [framework_of(module) for module in modules]
+    return next((name for name in names if name), "") if not plain else ""
+
+
+def _change(place: patch.Place, must: bool) -> Change:
+    lines = place.module.file.text.split("\n")
+    text = " ".join(lines[place.line - 1].split()) if place.line <= len(lines) else ""
+    shown = text if len(text) <= 100 else f"{text[:97]}..."
+    return Change(place.module.file.inside, place.line, shown, place.why, place.instead, must)
+
+
+def _modules(root: Path, files: Sequence[str], script: str) -> list[Module]:
+    """Read those of `files` that the training script may reach, and those that mention torch."""
+    by_name: dict[str, list[str]] = {}
+    for path in files:
+        parts = PurePosixPath(path).with_suffix("").parts
+        for name in {parts[-1], parts[-2] if len(parts) > 1 and parts[-1] == "__init__" else parts[-1]}:
+            by_name.setdefault(name, []).append(path)
+    texts: dict[str, str] = {}
+    for path in files:
+        text = _text(root / path)
+        if text is not None and (path == script or "torch" in text):
+            texts[path] = text
+    waiting = [script] if script in texts else []
+    seen = set(waiting)
+    while waiting:
+        for written in IMPORTED.findall(texts[waiting.pop()]):
+            for name in re.findall(r"\w+", written):
+                for path in by_name.get(name, ()):
+                    if path not in seen and (text := texts.get(path) or _text(root / path)) is not None:
+                        seen.add(path)
+                        texts[path] = text
+                        waiting.append(path)
+    return [read(SourceFile(str(root / path), text, "python", path)) for path, text in sorted(texts.items())]
+
+
+def _text(path: Path) -> str | None:
     try:
         if path.is_symlink() or path.stat().st_size > MAX_BYTES:
             return None
-        return path.read_bytes()
+        return decoded(path.read_bytes())
     except OSError:
         return None
-
-
-def _changes(module: Module, findings: Iterable[rules.Finding]) -> Iterator[Change]:
-    for node, why, instead in findings:
-        line: int = node.lineno  # type: ignore[attr-defined]  # statements and expressions have one
-        yield Change(module.path, line, module.text(line), why, instead)
 
 
 def script_of(command: str, files: set[str], source_folder: str) -> str:
     """Return the file that `python COMMAND` runs, or an empty text."""
     words = command.split()
     if words[0] != "-m":
-        path = PurePosixPath(words[0]).as_posix()
+        path = os.path.normpath(words[0])
         return path if path in files else ""
     stem = words[1].replace(".", "/")
     tries = [f"{prefix}{stem}{end}" for prefix in ("", f"{source_folder}/") for end in (".py", "/__main__.py")]
     return next((path for path in tries if path in files), "")
-
-
-def _reached(script: str, files: set[str], source_folder: str, module: Callable[[str], Module | None]) -> Iterator[str]:
-    """Yield the script and the files that it imports, and those that they import."""
-    waiting, seen = [script] if script else [], {script}
-    folders = {".", source_folder, PurePosixPath(script).parent.as_posix()}
-    prefixes = {"" if folder == "." else f"{folder}/" for folder in folders}
-    while waiting:
-        path = waiting.pop()
-        yield path
-        parsed = module(path)
-        for name in _imported(parsed, path) if parsed else ():
-            for prefix in prefixes:
-                for end in (".py", "/__init__.py"):
-                    candidate = f"{prefix}{name}{end}"
-                    if candidate in files and candidate not in seen:
-                        seen.add(candidate)
-                        waiting.append(candidate)
-
-
-def _imported(module: Module, path: str) -> Iterator[str]:
-    """Yield what a file may import, as paths without an end: `a/b` for `from a import b`."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.replace(".", "/") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = (node.module or "").replace(".", "/")
-            if node.level:
-                folder = PurePosixPath(path)
-                for _ in range(node.level):
-                    folder = folder.parent
-                base = (folder / base).as_posix().removeprefix("./")
-            yield base
-            yield from (f"{base}/{alias.name}".removeprefix("./").lstrip("/") for alias in node.names)

@@ -8,19 +8,23 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from .. import _output
 from .._errors import ScaffoldError, UsageError, show
 from .._git import enclosing_work_tree, run_git
+from ..check.findings import Finding
 from ..template.given import ANSWERS_FILE, Given
 from ..template.questions import Question
-from .advice import Change, advise, own_files, script_of
+from .advice import Advice, Change, advise, findings_in, own_files, with_packaging
+from .patch import PATCH
 from .sketch import sketch
 
 OPTION = "--into-existing"
 MAY_STAY = ".gitattributes"  # of what would be written: the user's serves as well
+MANY = 1000  # files that take more than a second or two to read
 REQUIREMENTS = "pydantic pydantic-settings PyYAML tqdm"  # of ddp/, beside torch
 
 
@@ -30,9 +34,21 @@ class Adoption:
 
     next: list[str]  # commands to type
     kept: list[str]  # paths that stay as they are
-    changes: list[Change]
+    findings: list[Finding]  # of `check`
+    changes: list[Change]  # in the order of work
+    unknown: list[str]  # what of the program's shape was not recognised
     sketch: list[str]  # lines of a main function
     notes: list[str]
+    patch: list[str]  # lines of adopt.patch; empty: none is written
+    unfit: str  # why ddp/ is of no use here; empty: it is
+
+
+def write_patch(staged: Path, advice: Advice) -> list[str]:
+    """Write adopt.patch beside what was rendered, if there is one, and return its name in a list."""
+    if not advice.patch:
+        return []
+    (staged / PATCH).write_bytes(advice.patch)
+    return [PATCH]
 
 
 def check_repository(text: str) -> Path:
@@ -144,31 +160,62 @@ def _claim(copy: Path, target: Path) -> None:
         os.replace(copy, target)
 
 
-def describe(
-    dest: str, directory: Path, kept: Sequence[str], answers: Mapping[str, Any], files: Sequence[str], start: str
-) -> Adoption:
-    """Return what the user has to do about code that exists. `start` is the command that starts a training."""
+def look(directory: Path, answers: Mapping[str, Any], files: Sequence[str]) -> Advice:
+    """Read the code that exists. It takes seconds for thousands of files, so that is said."""
     package, command, source = answers["package"], answers["command"], answers["source_folder"]
     own = own_files(directory, ours=[_top(name) for name in files])
-    advice = advise(directory, own, command, source)
+    if len(own) > MANY:
+        _output.note(f"reading {len(own)} files")
+    advice = with_packaging(advise(directory, own, command, source, package), directory, package)
+    return replace(advice, findings=findings_in(directory))
+
+
+def describe(
+    dest: str,
+    directory: Path,
+    kept: Sequence[str],
+    answers: Mapping[str, Any],
+    files: Sequence[str],
+    start: str,
+    advice: Advice,
+) -> Adoption:
+    """Return what the user has to do about code that exists. `start` is the command that starts a training."""
     notes = [f"{', '.join(advice.unread)}: not read, this Python cannot parse it"] if advice.unread else []
-    if not script_of(command, set(own), source):
-        notes.append(f"no file of the repository is what python {command} runs; another: --set command=...")
-    if advice.framework:
-        notes.append(
-            f"{advice.framework} makes process groups and loops of its own; ddp/ is for loops in plain PyTorch"
+    if advice.loop:
+        what = "ddp/ is for loops in plain PyTorch" if advice.framework else "another: --set command=..."
+        notes.append(f"{advice.loop}; {what}")
+    return Adoption(
+        next=_next_steps(dest, directory, files, start, bool(advice.patch)),
+        kept=list(kept),
+        findings=list(advice.findings),
+        changes=list(advice.changes),
+        unknown=list(advice.unknown),
+        sketch=sketch(answers["package"]) if advice.unknown or advice.loop else [],
+        notes=notes,
+        patch=advice.patch.decode("utf-8", errors="replace").splitlines(),
+        unfit=advice.loop if advice.framework else "",
+    )
+
+
+def refuse_unfit(adoption: Adoption) -> None:
+    """Raise ScaffoldError where ddp/ would be of no use: whoever asks for it all the same is asked on a terminal."""
+    if adoption.unfit:
+        raise ScaffoldError(
+            f"{adoption.unfit}, and ddp/ is for loops in plain PyTorch: nothing was written",
+            "`ddp-scaffold check` reads such code as well. Run it on a terminal without -y to add ddp/ all the same.",
         )
-    return Adoption(_next_steps(dest, directory, files, start), list(kept), advice.changes, sketch(package), notes)
 
 
-def _next_steps(dest: str, directory: Path, files: Sequence[str], start: str) -> list[str]:
+def _next_steps(dest: str, directory: Path, files: Sequence[str], start: str, patched: bool) -> list[str]:
     """Return the commands to type. The user's .gitignore may match what an update needs in a commit."""
-    ignored = run_git("check-ignore", "--no-index", "--", *files, cwd=directory).returncode == 0
     runs_ignored = run_git("check-ignore", "--quiet", "--", "runs/x", cwd=directory).returncode == 0
+    files = [name for name in files if name != PATCH]
+    ignored = run_git("check-ignore", "--no-index", "--", *files, cwd=directory).returncode == 0
     added = shlex.join(sorted({_top(name) for name in files}))
     steps = [] if directory == Path.cwd() else [f"cd {shlex.quote(dest)}"]
     steps += [] if runs_ignored else ["echo /runs/ >> .gitignore"]
     steps += [f"git add {'--force ' if ignored else ''}{added} && git commit -m 'Adopt ddp-scaffold'"]
+    steps += [f"git apply {PATCH} && rm {PATCH}"] if patched else []
     return [*steps, f"python -m pip install {REQUIREMENTS}", "python -m pytest tests/ddp", start]
 
 

@@ -1,45 +1,33 @@
-"""A main function with everything that a run needs: what existing code is turned into."""
+"""A main function with everything that a run needs: what existing code is turned into.
+
+Its names are those that training scripts are not likely to have for something else: `checkpoint` and `phase` are not.
+"""
 
 from __future__ import annotations
 
 SKETCH = """\
-from PACKAGE.ddp import StopRequested, checkpoint, endless, make_loader, on_rank0, phase, step_done
-from PACKAGE.ddp.session import session
-from PACKAGE.ddp.variables import read_variables
+from PACKAGE.ddp import on_rank0
+from PACKAGE.ddp import phase as ddp_phase
+from PACKAGE.ddp.adopted import ddp_session, resumed_batches, resumed_epochs, watched_batches
 
 def main():
-    ddp, rows = read_variables()  # DDP_ variables over defaults; your own arguments and files stay yours
-    with session(ddp.run, ddp.clocks, ddp.log, ddp.preempt, rows) as run:
+    with ddp_session() as run:  # DDP_ variables over defaults; your own arguments and files stay yours
         network = build_model().to(run.job.device)
         model = DistributedDataParallel(network)
         optimizer = torch.optim.AdamW(network.parameters())
-        loader = make_loader(dataset, run.job, ddp.loader, batch_size=32)
-        state = {"model": network, "optimizer": optimizer}
-        at = {"step": 0, "epoch": 0, "used": 0, "begun": 0}
-        at |= checkpoint.load(run.job, run.dir, state) or {}
-        step_done(at["step"], at["epoch"])
-        try:
-            for position, batch in endless(loader, run.job, at["epoch"], at["used"], at["begun"]):
-                run.agreement.poll(at["step"])  # raises StopRequested on all ranks at the same step
-                at |= position
-                with phase("forward"):
+        sampler = DistributedSampler(dataset)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+        for epoch in resumed_epochs(range(EPOCHS), model=model, optimizer=optimizer):  # schedulers and scalers, too
+            sampler.set_epoch(epoch)
+            for batch in resumed_batches(loader):  # between two steps all ranks agree on a stop, and save
+                with ddp_phase("forward"):
                     loss = loss_of(model, batch)
-                with phase("backward"):
+                with ddp_phase("backward"):
                     loss.backward()
-                with phase("optim"):
+                with ddp_phase("optim"):
                     optimizer.step()
                     optimizer.zero_grad()
-                at["step"] += 1
-                step_done(at["step"], at["epoch"])
-                last = at["step"] >= STEPS
-                if at["step"] % 500 == 0 or last:
-                    on_rank0(run.job, "evaluate", lambda progress: evaluate(network))  # every rank calls it
-                    checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep, must=last)
-                if last:
-                    break
-        except StopRequested:
-            checkpoint.save(run.job, run.dir, at, state, keep=ddp.checkpoint.keep, must=True)
-            raise
+            on_rank0(run.job, "evaluate", lambda progress: evaluate(network))  # every rank calls it
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from .advice import own_files
@@ -31,11 +32,42 @@ def suggest(directory: Path, read: Callable[[str], str]) -> dict[str, str]:
     if wanted not in packages:
         wanted = next(iter(packages)) if source_folder == "src" and len(packages) == 1 else wanted.lower()
     package = re.sub(r"^[0-9_]+", "", wanted)[:50] or "training"
-    if package.lower() in reserved or (source / f"{package}.py").exists():
+    if package.lower() in reserved or (source / f"{package}.py").exists() or _is_installed(directory, source, package):
         package += "_ddp"
     suggested = {"project_name": _valid(declared or directory.name), "source_folder": source_folder, "package": package}
     command = _training_command(directory, source_folder, package)
     return suggested | ({"command": command} if command else {})
+
+
+def _is_installed(directory: Path, source: Path, package: str) -> bool:
+    """Tell whether a name is that of somebody else's package, which Python would find before a folder of ours.
+
+    A folder without __init__.py comes after all packages that have one, wherever they are (PEP 420).
+    """
+    if (source / package / "__init__.py").exists():
+        return False
+    if any((directory / f"{package}{end}").exists() for end in ("/__init__.py", ".py")):
+        return True
+    with suppress(ImportError, ValueError, AttributeError):  # of a name that is half there
+        found = find_spec(package)
+        if found is not None and found.origin is not None:
+            return True
+    imports = re.compile(rb"^[ \t]*(?:from|import)[ \t]+" + package.encode() + rb"[ \t.,\n]", re.MULTILINE)
+    return not (source / package).is_dir() and any(_has(directory / path, imports) for path in own_files(directory))
+
+
+def _imports_beside(path: Path) -> bool:
+    """Tell whether a file imports one beside it by its bare name, as it can only where it is started as a script."""
+    with suppress(OSError):
+        names = set(re.findall(rb"^(?:from|import)[ \t]+(\w+)", path.read_bytes(), re.MULTILINE))
+        return any((path.parent / f"{name.decode()}.py").is_file() for name in names)
+    return False
+
+
+def _has(path: Path, pattern: re.Pattern[bytes]) -> bool:
+    with suppress(OSError):
+        return bool(pattern.search(path.read_bytes()))
+    return False
 
 
 def _declared_name(directory: Path) -> str:
@@ -80,7 +112,11 @@ def _command(directory: Path, path: PurePosixPath, source_folder: str) -> str:
     while (directory / top.parent / "__init__.py").is_file() and top.parent != PurePosixPath("."):
         top = top.parent
     folder = top.parent.as_posix()
-    if top == path or folder not in (".", source_folder):
+    if top == path and len(path.parts) > 1 and path.parts[0].isidentifier():
+        above = re.compile(rb"^[ \t]*(?:from|import)[ \t]+" + path.parts[0].encode() + rb"\.", re.MULTILINE)
+        if _has(directory / path, above):  # it says itself from where it is started
+            return f"-m {'.'.join(path.with_suffix('').parts)}"
+    if top == path or folder not in (".", source_folder) or _imports_beside(directory / path):
         return path.as_posix()
     module = path.relative_to(folder) if folder != "." else path
     return f"-m {'.'.join(module.with_suffix('').parts)}"

@@ -111,6 +111,24 @@ PYTHON: tuple[Described, ...] = (
         114, "collective-on-error-path", "a collective in except or finally", "a rank that has failed comes there alone"
     ),
     described(
+        115,
+        "early-stop-unreduced",
+        "early stopping by a value that each rank measures on its own part of the data",
+        "ranks run out of patience at different epochs, and those that go on wait for those that have left",
+    ),
+    described(
+        116,
+        "retried-collective",
+        "a collective that is tried again after an exception",
+        "the rank that tries again calls it twice, the others once",
+    ),
+    described(
+        117,
+        "spawn-under-launcher",
+        "mp.spawn in a process that is a rank already",
+        "torchrun starts each rank, each starts a set of processes, and several have the same rank",
+    ),
+    described(
         201, "sampler-missing", "a training loader without a distributed sampler", "every rank reads all samples"
     ),
     described(
@@ -166,8 +184,8 @@ PYTHON: tuple[Described, ...] = (
     described(
         213,
         "no-sync-misuse",
-        "no_sync() around a step, or without its forward pass",
-        "weights drift apart, or gradients are reduced all the same",
+        "no_sync() around a step of the optimizer",
+        "each rank applies its own gradients, and the weights drift apart",
     ),
     described(
         301,
@@ -210,6 +228,12 @@ PYTHON: tuple[Described, ...] = (
         "the GPUs of the other ranks do nothing meanwhile, until the timeout of the collective in which they wait",
     ),
     described(
+        409,
+        "no-sync-without-forward",
+        "no_sync() around a backward pass whose forward pass stands before it",
+        "DDP decides in forward, so the gradients are reduced all the same",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",
@@ -237,6 +261,18 @@ PYTHON: tuple[Described, ...] = (
         "group-without-timeout",
         "a group that does not have the timeout of the default one",
         "new_group does not inherit it",
+    ),
+    described(
+        606,
+        "perhaps-rank-only",
+        "a collective that only some ranks seem to reach, where something on the way is not known",
+        "the message says what: if it is so, those that come wait until the timeout",
+    ),
+    described(
+        607,
+        "global-rank-as-device",
+        "the rank among all nodes as the number of a GPU",
+        "it works on one node only: the second has no such GPU",
     ),
 )
 

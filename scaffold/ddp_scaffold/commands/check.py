@@ -2,6 +2,8 @@
 
 `--format json` prints a list of `{"file", "line", "column", "rule", "severity", "message", "fix", "docs"}`, and `cell`
 for a notebook; severity is hang, wrong-result, lost-work, slow, placebo or hygiene. Keys may be added.
+
+In a repository that was adopted, the text ends with what is left of that. Lines that must change count as findings.
 """
 
 from __future__ import annotations
@@ -89,7 +91,26 @@ def _check(paths: list[Path], form: Format, select: list[str] | None, ignore: li
     else:
         for line in formats.as_github(checked) if form is Format.github else formats.as_text(checked):
             _output.say(line)
-    return len(checked.findings)
+    return len(checked.findings) + (_left(paths) if form is Format.text and not select else 0)
+
+
+def _left(paths: list[Path]) -> int:
+    """Print what is left to do in a repository that has been adopted; return how many lines must change."""
+    from ..adopting.remaining import remaining
+    from ..creating.summary import show_places
+
+    count = 0
+    for one in remaining(paths):
+        must = [change for change in one.advice.changes if change.must]
+        may = [change for change in one.advice.changes if not change.must]
+        count += len(must)
+        _output.say()
+        for text in [one.advice.loop, *one.advice.unknown]:
+            if text:
+                _output.note(text)
+        _output.say_filled(f"Adopting: {len(must)} lines must change yet, and {len(may)} may: docs/adopting.md")
+        show_places([*must, *may])
+    return count
 
 
 def _variables(paths: list[Path], form: Format) -> int:

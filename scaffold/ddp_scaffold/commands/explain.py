@@ -43,8 +43,8 @@ def explain(
     """Say which rank of a crashed or hung job failed first, and why.
 
     Reads what any PyTorch job left: output of torchrun, srun, Ray or Kubernetes, logs of single ranks, NCCL's and the
-    scheduler's messages; or runs/<id> of a generated project, alone. Give it all that there is: the line that names a
-    rank usually names a victim.
+    scheduler's messages, flight-recorder dumps; or runs/<id> of a generated project, alone. Give it all that there is:
+    the line that names a rank usually names a victim.
 
     Examples:
 

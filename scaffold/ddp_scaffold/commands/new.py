@@ -10,7 +10,8 @@
                  "place": {"name", "title", "status", "verified_on"} or null, "needs": [texts]}}
 
 With --into-existing also "kept": [paths that stay as they are], "notes": [texts], "sketch": [lines of a main function],
-"changes": [{"file", "line", "text", "why", "instead"}].
+"changes": [{"file", "line", "text", "why", "instead", "must"}], "findings": [what `check --format json` prints],
+"unknown": [texts: what keeps the loop out of the patch], "patch": [lines of adopt.patch], "unfit": text, empty if fit.
 
 or, on failure, {"error": {"message", "hint", "exit_code"}}. Keys may be added; none is renamed within version 1.
 """

@@ -62,10 +62,14 @@ def create(request: Request, session: Session) -> Project:
         staged = scratch / "project"
         project = _render(request, start, destination, source, questions, staged)
         _note_uncommitted(source)
+        for text in project.adoption.notes if project.adoption else ():
+            _output.note(text)
         if request.ask:
             show(project)
             if not request.dry_run:
                 _confirm(project)
+        elif project.adoption and not request.dry_run:
+            existing.refuse_unfit(project.adoption)
         if not request.dry_run:
             _write(request, project, staged, destination, session)
     return project
@@ -107,16 +111,20 @@ def _render(
     rendered = answer(source, staged, questions, start.data, start.suggestions, start.given, ask=request.ask)
     refuse_skipped(start.given, rendered)
     files, kept = list_files(staged), list[str]()
+    advice = None
     if request.into_existing:
-        files, kept = existing.sort_files(files, destination, rendered.answers)
+        advice = existing.look(destination, rendered.answers, files)
+        patch = existing.write_patch(staged, advice)
+        files, kept = existing.sort_files(sorted([*files, *patch]), destination, rendered.answers)
     command = equivalent_command(
         request.dest, destination.name, request.template, questions, rendered, start.own, source.read
     )
     project = describe(request.dest, destination, staged, files, rendered, command)
-    if not request.into_existing:
+    if advice is None:
         return project
+    start_command = project.next[-1]
     return project.adopted(
-        existing.describe(request.dest, destination, kept, project.answers, project.files, project.next[-1])
+        existing.describe(request.dest, destination, kept, project.answers, project.files, start_command, advice)
     )
 
 
@@ -130,8 +138,11 @@ def _confirm(project: Project) -> None:
     """Raise ScaffoldError unless the user agrees."""
     destination = _output.near(project.destination)
     far = len(destination) > 40
+    unfit = bool(project.adoption and project.adoption.notes)
     question = f"\n{destination}\nWrite" if far else "\nWrite"
-    if not typer.confirm(f"{question} {len(project.files)} files to {'it' if far else destination}?", default=True):
+    if not typer.confirm(
+        f"{question} {len(project.files)} files to {'it' if far else destination}?", default=not unfit
+    ):
         raise ScaffoldError("declined, nothing was written", "Run it again with other answers.")
 
 

@@ -12,13 +12,16 @@ from typing import Any
 
 from .. import _output
 from .._errors import ScaffoldError
+from ..adopting.advice import Change
 from ..adopting.existing import Adoption
+from ..adopting.patch import PATCH
 from ..presets.facts import is_old, met_hangs, needs, provided_by
 from ..template.copier_calls import copier_settings
 from ..template.given import ANSWERS_FILE
 from ..template.own_preset import ANSWER
 from ..template.questions import Question, is_default
 from ..template.render import Rendered
+from .steps import STARTED, next_steps
 
 TORCH_NOTE = (
     "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
@@ -35,12 +38,6 @@ CLOCKS = {
     "collective": "collective_timeout_s",
     "guard": "guard_deadline_s",
 }
-
-# What starts a training, the scheduler's script before the one that runs on this machine.
-STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
-
-KUBE = "launch/kube.py"  # submits to Kubernetes, whose pods have the image's Python
-STARTED = (".sh", ".sbatch", ".pbs", KUBE)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def describe(
         answers=rendered.answers,
         command=command,
         files=list(files),
-        next=_next_steps(dest, scripts, rendered.answers, facts),
+        next=next_steps(dest, scripts, rendered.answers, facts),
         template=Origin(recorded["_src_path"], recorded["_commit"]),
         follows=follows,
         job=_job(facts, rendered.answers),
@@ -141,19 +138,48 @@ def show(project: Project) -> None:
 
 
 def show_changes(adoption: Adoption) -> None:
-    """Print what else follows for code that exists: which of its lines to change, and what it then looks like."""
+    """Print what else follows for code that exists: what is wrong in it, and which of its lines to change."""
     for path in adoption.kept:
         _output.note(f"kept: {path} exists, and stays as it is")
-    for text in adoption.notes:
-        _output.note(text)
+    _show_findings(adoption)
+    must = [change for change in adoption.changes if change.must]
+    may = [change for change in adoption.changes if not change.must]
     _output.say()
-    _output.say_filled(f"Lines of your own code to change: {len(adoption.changes)} (ddp-scaffold changes none of them)")
-    for change in adoption.changes:
+    done = f"{PATCH} changes them: `git apply {PATCH}`" if adoption.patch else "ddp-scaffold changes none of them"
+    _output.say_filled(f"Lines of your own code that must change, in the order of work: {len(must)} ({done})")
+    show_places(must)
+    if adoption.unknown:
+        _output.say()
+        _output.say_filled(
+            f"There is no patch of your loop, since this is not recognised: {'; '.join(adoption.unknown)}"
+        )
+    if may:
+        _output.say()
+        _output.say_filled(f"What may change as well: {len(may)} (`ddp-scaffold check` lists what is left)")
+        show_places(may)
+    if adoption.sketch:
+        _output.commands("What the main function then looks like:", adoption.sketch)
+
+
+def _show_findings(adoption: Adoption) -> None:
+    if not adoption.findings:
+        return
+    _output.say()
+    _output.say_filled(f"What `ddp-scaffold check` finds in it: {len(adoption.findings)}")
+    for one in adoption.findings:
+        _output.say()
+        _output.say(f"  {one.file}:{one.line}  {one.rule} {one.severity}")
+        _output.say_filled(f"    why      {one.message}", indent=13)
+        _output.say_filled(f"    instead  {one.fix}", indent=13)
+
+
+def show_places(changes: Sequence[Change]) -> None:
+    """Print lines to change, each with why and what to write."""
+    for change in changes:
         _output.say()
         _output.say(f"  {change.file}:{change.line}  {change.text}")
         _output.say_filled(f"    why      {change.why}", indent=13)
         _output.say_filled(f"    instead  {change.instead}", indent=13)
-    _output.commands("What the main function then looks like:", adoption.sketch)
 
 
 def show_end(project: Project, *, shown: bool, dry_run: bool) -> None:
@@ -271,36 +297,11 @@ def _world_size(answers: Mapping[str, Any]) -> int | None:
     return int(answers["nproc"]) if str(answers.get("nproc")).isdecimal() else None
 
 
-def _next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the commands to type. The launch scripts take `.venv`, if it is there; a container has its own Python.
-
-    An environment on top of the site's takes torch from there; else pip gets the index of the build that runs there.
-    """
-    steps = [f"cd {shlex.quote(dest)}"]
-    if KUBE in scripts:
-        image = shlex.quote(str(answers["container_image"]))
-        steps += ["python3 -m venv .venv", "source .venv/bin/activate", "python -m pip install PyYAML"]
-        steps.append(f"docker build --file launch/Dockerfile --tag {image} . && docker push {image}")
-        return [*steps, f"{KUBE} submit"]
-    if not answers.get("container_image"):
-        known = facts.get("known") or {}
-        given = provided_by(facts, "torch") is not None
-        if answers.get("modules"):
-            steps += [f"module use {path}" for path in known.get("module_paths") or ()]
-            steps += [f"module load {answers['modules']}", *(known.get("commands") or ())]
-        uenv = known.get("uenv")
-        steps += [f"uenv start {uenv['image']} --view={uenv.get('view', 'default')}"] if uenv else []
-        steps += [f"python3 -m venv {'--system-site-packages ' if given else ''}.venv", "source .venv/bin/activate"]
-        if known.get("torch_index") and not given:
-            steps.append(f"python -m pip install torch --index-url {known['torch_index']}")
-        steps.append("python -m pip install -e '.[dev]'")
-    return [*steps, _start(scripts, answers)]
-
-
 def _torch_note(facts: Mapping[str, Any]) -> str:
     """Return what to say of torch's builds, unless the commands say it or something else brings torch."""
     known = facts.get("known") or {}
-    if known.get("torch_index") or provided_by(facts, "torch") or facts.get("container_image"):
+    given = provided_by(facts, "torch") not in (None, "pip")
+    if known.get("torch_index") or given or facts.get("container_image"):
         return ""
     return ROCM_NOTE if known.get("accelerator") == "rocm" else TORCH_NOTE
 
@@ -318,11 +319,3 @@ def _job(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[tuple[str
         ("queue" if pbs else "partition", answers.get("partition") or "none named: the cluster's default"),
         ("time", f"{answers['walltime']} for each job"),
     ]
-
-
-def _start(scripts: Sequence[str], answers: Mapping[str, Any]) -> str:
-    """Return the command that starts a training: with the launch script of the scheduler, if there is one."""
-    for script, command in STARTS.items():
-        if script in scripts:
-            return f"{command} {script}"
-    return f"python -m {answers['package']}.train"

@@ -11,7 +11,8 @@ from pathlib import Path
 from .line import Line
 from .machine import TIMEOUT_S, driver
 
-# The least driver of a CUDA release, with minor version compatibility (CUDA Toolkit release notes, table 2).
+# The least driver of CUDA: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1
+# (450, 525 and 580), and the second number, as 450.80.02, from the release notes of the CUDA Toolkit.
 LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 0)}
 ASK = "import sys, sysconfig; print(sys.version.split()[0]); print(sysconfig.get_paths()['purelib'])"
 

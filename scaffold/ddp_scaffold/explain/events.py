@@ -7,13 +7,20 @@ marker words, without which its expression is not tried.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from .kinds import ADVICE, KINDS
 from .lines import Line, Origin, decode, parse
-from .scan import Hit
+from .scan import Hit, Markers, markers
 
 LONGEST_TEXT = 400  # characters of a line that are kept as evidence
+MOST_SAME, SAME = (
+    2,
+    2048,
+)  # tracebacks of one file that are read if their first bytes are the same, rank and time included
 
 
 @dataclass(frozen=True)
@@ -92,18 +99,28 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
     _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
-    _r("elastic_row", "exitcode  :|exitcode :|time      :", r"time\s+: (?P<t>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)"),
-    _r("no_other", "NO_OTHER_FAILURES", r"<NO_OTHER_FAILURES>"),
+    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+) \(pid: (?P<pid>\d+)\)"),
     _r(
         "elastic_failed",
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
     ),
+    _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
+    _r(
+        "submitit",
+        "this job is preempted|this job is timed",
+        r"Caught signal \S+ on \S+: this job is (?P<why>preempted|timed-out)",
+    ),
+    _r(
+        "project_verdict",
+        "|".join(f"{kind}: " for kind in (*ADVICE, *KINDS) if kind not in {"benign", "unknown"}),
+        r"^(?:\S+ )?(?P<kind>" + "|".join((*ADVICE, *KINDS)) + r"): (?P<reason>.+)",
+    ),
     _r("launcher_kill", "closing signal", r"Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)"),
     _r("lightning", "GLOBAL_RANK", r"GLOBAL_RANK: (?P<r>\d+), MEMBER: (?P<m>\d+)/(?P<w>\d+)"),
     _r(
         "world_size",
-        "orld_size|orld size|orld Size|WORLD_SIZE|nranks",
+        "world_size|world size|World_size|World_Size|World size|World Size|WORLD_SIZE|nranks",
         r"(?:[Ww]orld[_ ][Ss]ize|WORLD_SIZE)['\"]?\s*[:=]?\s*(?:is )?(?P<w>\d{1,6})\b|rank (?P<r>\d+)"
         r" nranks (?P<n>\d+)",
     ),
@@ -133,20 +150,20 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
-        "barrier_guess",
-        "as device|Guessing device ID",
-        r"using (?:best-guess )?GPU (?P<g>\d+) .{0,24}as devices? used by this process|Guessing device ID",
+        "left",
+        "has NOT been destroyed before|was not called before program exit",
+        r"process group has NOT been destroyed before|destroy_process_group\(\) was not called before program exit",
     ),
-    _r("torch_version", "torch", r"\b(?:torch|PyTorch)(?: version)?\s*[:=]{1,2}\s*(?P<v>\d+\.\d+)"),
-    _r("nccl_warn", "NCCL WARN", r"NCCL WARN (?P<m>.*)"),
     _r(
-        "thread_stack",
-        "Fatal Python error|Current thread|Thread 0x",
-        r"^(?:Current thread|Thread) 0x\w+.*(?P<main>most recent call first)",
+        "heartbeat_of_rank",
+        "heartbeat rank",
+        r"heartbeat rank=(?P<r>\d{1,6}) host=(?P<host>\S+) phase=(?P<phase>\S+) epoch=\d+ step=(?P<step>\d{1,12})",
     ),
     _r(
         "finished",
-        "raining|xiting|inished|ompleted|DONE|done",
+        "Training done|training done|Training is|training is|Training finished|training finished|Finished training"
+        "|finished training|Training complete|training complete|Training completed|training completed"
+        "|finished successfully|completed successfully",
         r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
         r" (?:completed|finished) successfully",
     ),
@@ -194,11 +211,15 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
+    _s("rank_killed", "ActorDiedError|RayActorError|actor died unexpectedly"),
+    _s(
+        "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
+    ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
         "host_oom_kill",
-        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|invoked oom-killer",
+        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|oom-killer",
         r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
         r" Memory|invoked oom-killer",
     ),
@@ -235,15 +256,18 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "nonfinite_loss",
-        "nan|NaN|FloatingPointError|inf",
+        "oss is|FloatingPointError|nan or inf|NaN or inf|nan loss|NaN loss|nan gradient|NaN gradient"
+        "|nan gradients|NaN gradients|non-finite|found nan|found NaN",
         r"(?i)loss (?:is|was|became) (?:nan|inf|not finite|non-finite)|FloatingPointError|(?:NaN"
         r"|non-finite|nan) (?:or inf )?(?:loss|gradient)|found (?:nan|NaN) in|Loss is NaN",
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|Duplicate rank|rocess group has not been initialized|unrecognized arguments|MASTER_ADDR",
-        r"environment variable \w+ expected, but not set|uplicate rank|process group has not been"
-        r" initialized|unrecognized arguments",
+        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
+        "|process group has not been initialized",
+        r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
+        r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
+        r"|process group has not been initialized|unrecognized arguments",
     ),
     _s(
         "network_misconfig",
@@ -254,16 +278,24 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "peer_to_peer",
-        "peer access|P2P|cudaDeviceEnablePeerAccess",
+        "peer access|P2P|peer mapping resources",
         r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
         r" resources exhausted",
+    ),
+    # what a generated project says at the start
+    _s("rendezvous_failed", "did not start within", r"^error: ranks \[[\d, ]+\] did not start within \d+"),
+    _s(
+        "launcher_misconfig",
+        "was started for|two processes claim|settings differ between",
+        r"^error: .*(?:was started for \d+ ranks|two processes claim rank \d+|settings differ between rank \d+)",
     ),
     _s(
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
         "|connect() timed out",
         r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
-        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError|store->get\('[^']*'\) got error",
+        r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError"
+        r"|store->get\('[^']*'\) got error(?!: (?:Connection|Broken|failed to recv|Failed to recv))",
     ),
     _s(
         "network_unreachable",
@@ -277,13 +309,14 @@ SIGNS: tuple[Sign, ...] = (
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
-        "|Connection refused|SIGTERM",
+        "|Connection refused|SIGTERM|store->get",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
 BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\w ]*(?:/s|s/\w+)")
+PROJECT_VERDICT = next(each.pattern for each in RECOGNISERS if each.name == "project_verdict")
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
-EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*)|$)")
+EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
@@ -298,13 +331,11 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
     return None
 
 
-def words() -> list[bytes]:
-    """Return the marker words of all recognisers and signs, without those that hold another of them."""
-    every = {word for recogniser in RECOGNISERS for word in recogniser.words}
-    every |= {word for sign in SIGNS for word in sign.words} | {"Error: ", "Exception: ", "Interrupt"}
-    every = {re.sub(r"[0-9]", "", word) if not word[:1].isdigit() else word.lstrip("0123456789") for word in every}
-    shortest = [word for word in every if word and not any(other != word and other in word for other in every)]
-    return sorted(word.encode() for word in shortest)
+@lru_cache(maxsize=1)
+def anchors() -> Markers:
+    """Return what to search a log for: the words of all recognisers and signs, and what ends exceptions' names."""
+    every = {word for words in [item.words for item in RECOGNISERS] + [item.words for item in SIGNS] for word in words}
+    return markers([word.encode() for word in sorted(every)], rb"E(?:rror|xception):")
 
 
 class Reader:
@@ -313,6 +344,13 @@ class Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
+        self.tracebacks: Counter[bytes] = Counter()  # by their first bytes
+        self.beats: dict[int, tuple[Event, ...]] = {}  # the last two heartbeats of each rank
+
+    def last(self) -> Iterator[Event]:
+        """Yield what only counts where a file ends: the last two heartbeats of each rank."""
+        for beats in self.beats.values():
+            yield from beats
 
     def events(self, hit: Hit) -> Iterator[Event]:
         """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
@@ -340,7 +378,12 @@ class Reader:
                 values = {key: value for key, value in found.groupdict().items() if value is not None}
                 if recogniser.name == "heartbeat" and line.origin.rank is None:
                     line = _begun_above(hit, line)
-                yield self._event(recogniser.name, hit.number, line, values)
+                event = self._event(recogniser.name, hit.number, line, values)
+                if recogniser.name == "heartbeat_of_rank":
+                    rank = int(values["r"])
+                    self.beats[rank] = (*self.beats.get(rank, ())[-1:], event)
+                    return
+                yield event
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
         if sign := sign_of(line.text):
@@ -362,25 +405,31 @@ class Reader:
                 yield Event("collective_frame", self.file, number, text, line.origin, values=found.groupdict())
 
     def _elastic_row(self, hit: Hit, line: Line, found: re.Match[str]) -> Iterator[Event]:
-        """Yield a row of torchelastic's table, whose fields stand in six lines."""
-        block = [line.text] + [parse(decode(raw)).text for raw in hit.after(6)]
-        text = "\n".join(block)
-        rank = re.search(r"rank\s+: (\d+) \(local_rank: (\d+)\)", text)
-        code = re.search(r"exitcode\s+: (-?\d+) \(pid: (\d+)\)", text)
-        if not rank or not code:
+        """Yield a row of torchelastic's table, whose fields stand in six lines; the exit code's is the fourth."""
+        text = "\n".join(parse(decode(raw)).text for raw in (*hit.before(3), hit.raw, *hit.after(2)))
+        rank = re.search(r"rank\s*: (\d+) \(local_rank: (\d+)\)", text)
+        time = re.search(r"time\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)", text)
+        if not rank or not time:
             return
-        host = re.search(r"host\s+: (\S+)", text)
-        at = next(index for index, part in enumerate(block) if "exitcode" in part)
-        self.taken.update(range(hit.number + 1, hit.number + 7))
-        values = {"r": rank[1], "lr": rank[2], "x": code[1], "pid": code[2], "host": host[1] if host else ""}
+        host = re.search(r"host\s*: (\S+)", text)
+        self.taken.update(range(hit.number + 1, hit.number + 3))
+        values = {**found.groupdict(), "r": rank[1], "lr": rank[2], "host": host[1] if host else ""}
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
-        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {code[1]} (pid: {code[2]})"
-        yield Event("elastic_row", self.file, hit.number + at, row, line.origin, parse(found["t"]).clock, None, values)
+            if told := PROJECT_VERDICT.match(error["t"]):
+                yield Event(
+                    "project_verdict", self.file, hit.number + 2, error["t"], line.origin, values=told.groupdict()
+                )
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid']})"
+        yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
 
     def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:
         """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""
         before = line.text[: line.text.index("Traceback (most")]
+        begin = hit.buffer[hit.start : hit.start + SAME]
+        self.tracebacks[begin] += 1
+        if self.tracebacks[begin] > MOST_SAME:
+            return
         frames: list[re.Match[str]] = []
         flat = False
         for offset, raw in enumerate(hit.after(300), 1):
@@ -422,6 +471,31 @@ class Reader:
         if sign:
             values.update({"kind": sign[0].kind, **_missing(sign[1])})
         return self._event("exception", number, line, values)
+
+
+STEP = re.compile(
+    rb"(?i)\b(?:global_step|steps?|iter(?:ation)?s?|batch(?:es)?)\b[ \t:=\[#]{1,3}(\d{1,9})(?: ?/ ?(\d{1,9}))?"
+)
+MOST_STEPS = 64  # lines with a step that are looked at: that many ranks may write to one file
+
+
+def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
+    """Yield the last step that each rank has printed, by the end of a log that has so many lines."""
+    seen: set[Origin] = set()
+    looked = 0
+    for offset, raw in enumerate(reversed(tail.split(b"\n"))):
+        found = STEP.search(raw)
+        if not found:
+            continue
+        looked += 1
+        if looked > MOST_STEPS:
+            return
+        line = parse(decode(raw))
+        if line.origin not in seen:
+            seen.add(line.origin)
+            values = {"step": found[1].decode(), **({"total": found[2].decode()} if found[2] else {})}
+            text = line.text.strip()[:LONGEST_TEXT]
+            yield Event("step", file, lines + 1 - offset, text, line.origin, line.clock, line.collected, values)
 
 
 def _missing(found: re.Match[str]) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .events import CONSEQUENCE, Event
+from .flight_recorder import Dump, GroupState, compare
 
-FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?=\D|$)")
+# in the name of the file, or the whole name of a folder
+FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?:[^\d/][^/]*)?$|(?:^|/)rank[_-]?(\d{1,6})/")
 SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
 WATCHDOG_RANK = re.compile(r"^\[[EWF] ProcessGroupNCCL[^\]]*\] \[Rank (\d+)\]")  # before torch 2.2
 FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
@@ -55,6 +57,15 @@ class Exit:
     event: Event
 
 
+@dataclass(frozen=True)
+class Step:
+    """The last step that a rank has printed, and of how many, where it says so."""
+
+    number: int
+    total: int | None
+    event: Event
+
+
 @dataclass
 class Job:
     """Everything that the input tells, by rank."""
@@ -70,14 +81,20 @@ class Job:
     last_seen: dict[int, float] = field(default_factory=dict)
     world_size: int | None = None
     files: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)
+    dumps: tuple[Dump, ...] = ()
+    groups: tuple[GroupState, ...] = ()  # as the dumps have it
 
     @property
     def first_timeout(self) -> Event | None:
         return self.timeouts[0].event if self.timeouts else None
 
 
-def gather(events: Iterable[Event]) -> Job:
-    """Return what the events of all files say together, in the order of files and lines."""
+def gather(events: Iterable[Event], dumps: Sequence[Dump] = ()) -> Job:
+    """Return what the events of all files and the flight-recorder dumps say together, in the order of files and lines.
+
+    Of several dumps of a rank, as after a restart, the last counts.
+    """
     every = list(events)
     job = Job(files=len({event.file for event in every}))
     rows = [event for event in every if event.name == "elastic_row"]
@@ -93,6 +110,10 @@ def gather(events: Iterable[Event]) -> Job:
                 job.last_seen[rank] = max(event.clock, job.last_seen.get(rank, 0.0))
         _take(job, event, rank)
     job.world_size = _world_size(job)
+    newest = {dump.rank: dump for dump in dumps}
+    job.dumps = tuple(newest[rank] for rank in sorted(newest))
+    job.groups = compare(job.dumps, job.world_size)
+    job.ranks.update(newest)
     return job
 
 
@@ -131,12 +152,15 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
         return None  # the rank within a sub-group, which is not the rank of the job
     if event.name in {"sign", "thread_ended"} and (found := WATCHDOG_RANK.search(event.text)):
         return int(found[1])
-    if event.name in {"elastic_row", "lightning", "timeout", "group_status"} and "r" in event.values:
+    if (
+        event.name in {"elastic_row", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
+        and "r" in event.values
+    ):
         return int(event.values["r"])
     if tasks_are_ranks and (found := SRUN_TASK.search(event.text)):
         return int(found[1])
     if found := FILE_RANK.search(event.file):
-        return int(found[1])
+        return int(found[1] or found[2])
     here = origin.local_rank
     if here is None and (found := FILE_LOCAL.search(event.file)):
         here = int(found[1])
@@ -147,6 +171,9 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
 
 def _take(job: Job, event: Event, rank: int | None) -> None:
     job.named[event.name].append(event)
+    if event.name == "step" and rank is not None:
+        total = event.number("total")
+        job.steps[rank] = Step(event.number("step") or 0, total, event)
     values = event.values
     if event.name == "timeout":
         sizes = (int(values["nin"]), int(values["nout"])) if "nin" in values else None

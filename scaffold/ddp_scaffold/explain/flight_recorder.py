@@ -11,7 +11,7 @@ import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,11 @@ from ddp_scaffold._errors import UsageError
 MOST_BYTES = 256 * 2**20
 MOST_ENTRIES = 200_000
 STATES = ("scheduled", "started", "completed")
+SAME_ON_ALL_RANKS = frozenset(
+    {"all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "all_reduce_barrier"}
+    | {"_all_gather_base", "all_gather_into_tensor_coalesced", "all_gather_single"}
+    | {"_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"}
+)
 _PLAIN: Any = pickle._Unpickler  # the one written in Python: typeshed does not know its loaders
 _OPCODES = (
     *("PROTO", "FRAME", "MARK", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG"),
@@ -29,7 +34,7 @@ _OPCODES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective as one rank has recorded it. `state` is scheduled, started or completed."""
 
@@ -39,16 +44,39 @@ class Collective:
     sizes: str
     state: str
     line: str = ""  # the innermost frame outside torch, "train.py:88"
+    types: str = ""  # of the elements, "Float"
+
+    @property
+    def form(self) -> str:
+        """What all ranks of the group must have alike under one number."""
+        # Ranks may give other sizes to the collectives of uneven lists, and to a scatter or gather.
+        alike = self.operation.lower() in SAME_ON_ALL_RANKS
+        return f"{self.operation} {self.sizes} {self.types}".strip() if alike else self.operation
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A send or recv that is not completed. `peer` is a rank of the job; None where the dump does not tell it."""
+
+    operation: str
+    peer: int | None
+    line: str = ""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank has recorded; `members` gives the ranks of each group for which the dump tells them."""
+    """What one rank has recorded; `members` gives the ranks of each group for which the dump tells them.
+
+    `whole` where nothing has been overwritten: the recorder is a ring that all groups of a rank share.
+    """
 
     rank: int
     file: str
     collectives: tuple[Collective, ...]
     members: Mapping[str, tuple[int, ...]]
+    descriptions: Mapping[str, str] = field(default_factory=dict)  # of the groups
+    transfers: tuple[Transfer, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,11 +88,21 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """From this number on, what `ranks` have issued is that of the others, shifted by one collective."""
+
+    number: int
+    ranks: tuple[int, ...]
+    extra: bool  # they have issued one more, rather than left one out
+
+
+@dataclass(frozen=True)
 class GroupState:
     """Where the ranks of one process group stand.
 
     `last` has the newest collective of each rank; `lagging` the ranks that have issued fewer than the others. A rank
-    in `undumped` has left no dump: it may be the one that the others wait for.
+    in `undumped` has left no dump: it may be the one that the others wait for. `skipped` tells what a mismatch comes
+    from, where what follows shows it: the ranks that have left a collective out, or that alone have issued one.
     """
 
     group: str
@@ -72,6 +110,12 @@ class GroupState:
     lagging: tuple[int, ...]
     undumped: tuple[int, ...]
     mismatch: Mismatch | None
+    members: tuple[int, ...] = ()
+    skipped: Skipped | None = None
+
+    @property
+    def newest(self) -> int:
+        return max(each.number for each in self.last.values())
 
 
 class _PlainUnpickler(_PLAIN):  # type: ignore[misc]
@@ -151,21 +195,79 @@ def dump_of(record: object, rank: int, file: str) -> Dump:
         raise _refusal(file, "it has no list of entries")
     if len(entries) > MOST_ENTRIES:
         raise _refusal(file, f"it has more than {MOST_ENTRIES} entries")
-    found = (_collective(entry) for entry in entries if isinstance(entry, dict))
-    return Dump(rank, file, tuple(each for each in found if each), _members(record.get("pg_config")))
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    members, words = _members(record.get("pg_config")), _Words()
+    return Dump(
+        rank,
+        file,
+        tuple(_collective(entry, words) for entry in entries if _is_collective(entry)),
+        members,
+        _descriptions(entries),
+        tuple(_transfer(entry, members) for entry in entries if _is_open_transfer(entry)),
+        not entries or entries[0].get("record_id", 0) == 0,
+    )
 
 
-def _collective(entry: dict[str, object]) -> Collective | None:
-    number, group = entry.get("collective_seq_id"), entry.get("process_group")
-    if entry.get("is_p2p") is True or not isinstance(number, int):
-        return None
-    name = group[0] if isinstance(group, list | tuple) and group else entry.get("pg_id", 0)
-    state = str(entry.get("state"))[:40]
+class _Words(dict[str, str]):
+    """Keeps one copy of each text: thousands of entries have the same operation, sizes and line."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = text
+        return text
+
+
+def _is_collective(entry: dict[str, object]) -> bool:
+    return entry.get("is_p2p") is not True and isinstance(entry.get("collective_seq_id"), int)
+
+
+def _is_open_transfer(entry: dict[str, object]) -> bool:
+    name = str(entry.get("profiling_name"))[:100].rpartition(":")[2]
+    return entry.get("is_p2p") is True and _state(entry) != "completed" and name.startswith(("send ", "recv "))
+
+
+def _state(entry: dict[str, object]) -> str:
     # gloo leaves the state at "scheduled"; what it has finished is retired
+    state = str(entry.get("state"))[:40]
     if entry.get("retired") is True or state not in STATES:
-        state = "completed" if entry.get("retired") is True else "scheduled"
+        return "completed" if entry.get("retired") is True else "scheduled"
+    return state
+
+
+def _group(entry: dict[str, object]) -> str:
+    group = entry.get("process_group")
+    return _word(group[0] if isinstance(group, list | tuple) and group else entry.get("pg_id", 0))
+
+
+def _collective(entry: dict[str, object], words: _Words) -> Collective:
     operation = str(entry.get("profiling_name"))[:100].rpartition(":")[2]
-    return Collective(_word(name), number, operation, _sizes(entry.get("input_sizes")), state, _line(entry))
+    types = entry.get("input_dtypes")
+    return Collective(
+        words[_group(entry)],
+        int(str(entry["collective_seq_id"])),
+        words[operation],
+        words[_sizes(entry.get("input_sizes"))],
+        words[_state(entry)],
+        words[_line(entry)],
+        words[", ".join(sorted({_word(each) for each in types[:64]})) if isinstance(types, list | tuple) else ""],
+    )
+
+
+def _transfer(entry: dict[str, object], members: Mapping[str, tuple[int, ...]]) -> Transfer:
+    """Return a send or recv; in its name ("nccl:recv 3<-0") the ranks are those within the group."""
+    name = str(entry.get("profiling_name"))[:100].rpartition(":")[2]
+    found = re.fullmatch(r"(?:send|recv) \d{1,6}(?:->|<-)(\d{1,6})", name)
+    ranks = members.get(_group(entry), ())
+    peer = int(found[1]) if found else -1
+    return Transfer(name.partition(" ")[0], ranks[peer] if 0 <= peer < len(ranks) else None, _line(entry))
+
+
+def _descriptions(entries: Sequence[dict[str, object]]) -> dict[str, str]:
+    found = {}
+    for entry in entries:
+        group = entry.get("process_group")
+        if isinstance(group, list | tuple) and len(group) > 1 and group[1] not in {"", "undefined"}:
+            found[_word(group[0])] = _word(group[1])
+    return found
 
 
 def _word(value: object) -> str:
@@ -209,35 +311,70 @@ def compare(dumps: Sequence[Dump], world_size: int | None = None) -> tuple[Group
     """Return where each process group stands, by the order in which their names sort.
 
     `world_size`, where it is known, tells of the group "0" which ranks have left no dump, even if no dump tells its
-    members. Of the other groups, ranks that no dump lists are not known to belong to them.
+    members. Of the other groups, ranks that no dump lists are not known to belong to them. Groups of one name that
+    have other members (`split_group` makes such) are groups of their own.
     """
-    groups = sorted({each.group for dump in dumps for each in dump.collectives})
-    return tuple(_group_state(group, dumps, world_size) for group in groups)
+    listings: dict[str, set[tuple[int, ...]]] = {}
+    for dump in dumps:
+        for group, ranks in dump.members.items():
+            listings.setdefault(group, set()).add(ranks)
+    recorded: dict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]] = {}
+    for dump in dumps:
+        for each in dump.collectives:
+            ranks = dump.members.get(each.group, ())
+            if not ranks:
+                ranks = next((known for known in sorted(listings.get(each.group, ())) if dump.rank in known), ())
+            recorded.setdefault((each.group, ranks), {}).setdefault(dump.rank, []).append(each)
+    return tuple(_group_state(group, ranks, own, dumps, world_size) for (group, ranks), own in sorted(recorded.items()))
 
 
-def _group_state(group: str, dumps: Sequence[Dump], world_size: int | None) -> GroupState:
-    listed = {rank for dump in dumps for rank in dump.members.get(group, ())}
+def _group_state(
+    group: str,
+    members: tuple[int, ...],
+    recorded: Mapping[int, Sequence[Collective]],
+    dumps: Sequence[Dump],
+    world_size: int | None,
+) -> GroupState:
+    listed = set(members)
     if group == "0" and world_size is not None:
         listed |= set(range(world_size))
-    recorded = {dump.rank: [each for each in dump.collectives if each.group == group] for dump in dumps}
-    last = {rank: max(own, key=lambda each: each.number) for rank, own in sorted(recorded.items()) if own}
+    last = {rank: max(own, key=lambda each: each.number) for rank, own in sorted(recorded.items())}
     newest = max(each.number for each in last.values())
-    silent = {rank for rank in recorded if rank in listed and rank not in last}
+    # of a rank whose ring has turned over, the collectives of a group that is seldom used are gone
+    silent = {dump.rank for dump in dumps if dump.whole and dump.rank in listed and dump.rank not in last}
     lagging = silent | {rank for rank, own in last.items() if own.number < newest}
-    undumped = tuple(sorted(listed - set(recorded)))
-    return GroupState(group, last, tuple(sorted(lagging)), undumped, _mismatch(recorded))
+    undumped = tuple(sorted(listed - {dump.rank for dump in dumps}))
+    mismatch = _mismatch(recorded)
+    skipped = _skipped(recorded, mismatch) if mismatch else None
+    return GroupState(group, last, tuple(sorted(lagging)), undumped, mismatch, tuple(sorted(listed)), skipped)
 
 
 def _mismatch(recorded: Mapping[int, Sequence[Collective]]) -> Mismatch | None:
     """Return the first sequence number whose operations, or sizes where those must agree, differ between ranks."""
-    numbers: dict[int, dict[str, list[int]]] = {}
+    numbers: dict[int, dict[int, str]] = {}
     for rank, own in sorted(recorded.items()):
-        for each in own:
-            # ranks may give other sizes to the collectives of uneven lists, and to a scatter or gather
-            even = each.operation.lower().lstrip("_") in ("all_reduce", "allreduce", "broadcast", "reduce")
-            what = f"{each.operation} {each.sizes}".strip() if even else each.operation
-            numbers.setdefault(each.number, {}).setdefault(what, []).append(rank)
-    for number, found in sorted(numbers.items()):
-        if len(found) > 1:
-            return Mismatch(number, {what: tuple(ranks) for what, ranks in found.items()})
+        for each in own:  # those that were coalesced have one number
+            forms = numbers.setdefault(each.number, {})
+            forms[rank] = f"{forms[rank]} + {each.form}" if rank in forms else each.form
+    for number, forms in sorted(numbers.items()):
+        if len(set(forms.values())) > 1:
+            return Mismatch(number, {form: tuple(r for r in forms if forms[r] == form) for form in forms.values()})
+    return None
+
+
+def _skipped(recorded: Mapping[int, Sequence[Collective]], mismatch: Mismatch) -> Skipped | None:
+    """Compare what the few and the many issued from the mismatch on, shifted by one, over two collectives or more."""
+    if len(mismatch.ranks) != 2:
+        return None
+    few, many = sorted(mismatch.ranks.values(), key=len)
+    if len(few) == len(many):
+        return None
+    forms = [
+        [each.form for each in sorted(recorded[rank], key=lambda each: each.number) if each.number >= mismatch.number]
+        for rank in (few[0], many[0])
+    ]
+    for extra, (longer, shorter) in ((True, forms), (False, forms[::-1])):
+        length = min(len(longer) - 1, len(shorter))
+        if length >= 2 and len(set(shorter[:length])) > 1 and longer[1 : 1 + length] == shorter[:length]:
+            return Skipped(mismatch.number, few, extra)
     return None

@@ -42,10 +42,17 @@ ADVICE: dict[str, str] = {
     "node_failure": "start the job again without that node, and report it",
     "store_lost": "look at rank 0's output, and whether that host, its network and the launcher are still up",
     "checkpoint_failed": "make room, then start again from the last good checkpoint",
-    "nonfinite_loss": "lower the learning rate, clip gradients, or look at the data of that step",
+    "nonfinite_loss": "from the first step on: look at the loss and its data; later: lower the learning rate, or look"
+    " at that step's data",
     "watchdog_false_positive": "find what held the GIL or a CUDA call for so long (py-spy dump"
     " --native); if that work is "
     "wanted, raise TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
     "benign": "nothing has failed",
     "unknown": "",
+}
+# the kinds that only a generated project tells apart, and what they are among those of `explain`
+KINDS = {
+    "bad_settings": "launcher_misconfig",
+    "divergent_weights": "divergent_control_flow",
+    "ranks_differ": "divergent_control_flow",
 }

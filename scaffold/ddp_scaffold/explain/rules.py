@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from .dump_rules import dumps_compared
 from .events import Event
-from .explanation import Confidence, Evidence, Verdict
+from .explanation import Confidence, Verdict
 from .facts import Exit, Job, Timeout
-from .kinds import ADVICE
+from .kinds import KINDS
+from .verdicts import name, verdict_of
 
-MOST_EVIDENCE = 6
 SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
 START = frozenset({"port_in_use", "device_mapping", "launcher_misconfig", "rendezvous_failed", "network_misconfig"})
 # What a process that was ended while others still held it may say: not a first failure once a timeout stands before it.
@@ -40,32 +41,27 @@ def judge(job: Job) -> Verdict:
     )
 
 
-def verdict_of(
-    kind: str,
-    ranks: Iterable[int] | None,
-    confidence: Confidence,
-    summary: str,
-    events: Iterable[Event],
-    *,
-    phase: str = "",
-    needs: Sequence[str] = (),
-) -> Verdict:
-    evidence = tuple(Evidence(event.file, event.line, event.text) for event in events)[:MOST_EVIDENCE]
-    first = tuple(sorted(set(ranks))) if ranks is not None else None
-    advice = (ADVICE[kind],) if ADVICE[kind] else ()
-    return Verdict(kind, first or None, phase, confidence, summary, evidence, advice, tuple(needs))
+def told_by_the_project(job: Job) -> Verdict | None:
+    """What a generated project prints at a bad end: its ranks could still ask each other. The last attempt counts."""
+    if not job.named["project_verdict"]:
+        return None
+    event = job.named["project_verdict"][-1]
+    kind, reason = KINDS.get(event.values["kind"], event.values["kind"]), event.values["reason"]
+    ranks = _blamed(reason) if kind not in NOBODYS else None
+    phase = re.search(r"\bphase ([\w:]+)", reason)
+    sure: Confidence = "unknown" if kind == "unknown" else "certain"
+    return verdict_of(kind, ranks, sure, reason, [event], phase=phase[1] if phase else "")
 
 
-def name(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 1, 2, 5-7"."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
-    return ("rank " if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks ") + ", ".join(parts)
+def _blamed(reason: str) -> list[int] | None:
+    """Return the ranks with which a reason begins, or the one whose number of collectives differs from all others'."""
+    if found := FIRST_RANKS.match(reason):
+        return [int(rank) for rank in re.findall(r"rank (\d+) \(", found[0])]
+    if found := re.match(r"ranks have made different numbers of \w+ \((.*?)\)", reason):
+        numbers = re.findall(r"rank (\d+): (\d+)", found[1])
+        rare = Counter(number for _, number in numbers).most_common()[-1]
+        return [int(rank) for rank, number in numbers if number == rare[0]] if rare[1] == 1 < len(numbers) - 1 else None
+    return None
 
 
 def scheduler_ended_it(job: Job) -> Verdict | None:
@@ -74,7 +70,7 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
         why = event.values.get("why", event.text).upper()
         if "NODE FAIL" in why:
             return verdict_of("node_failure", None, "certain", "The scheduler reports that a node has failed.", [event])
-        kind = "preempted" if "PREEMPT" in why else "time_limit" if "TIME LIMIT" in why else ""
+        kind = "preempted" if "PREEMPT" in why or "REQUEUE" in why else "time_limit" if "TIME LIMIT" in why else ""
         earlier = [event for _, _, event in job.failures] + [timeout.event for timeout in job.timeouts]
         if kind and not any(_before(other, event) is not False for other in earlier):
             what = "preempted the job" if kind == "preempted" else "ended the job at its time limit"
@@ -83,14 +79,14 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
 
 
 def _other_scheduler(job: Job) -> Verdict | None:
-    """What PBS and LSF write into the job's output."""
-    for event in (*job.named["pbs"], *job.named["lsf"]):
+    """What PBS, LSF and submitit write into the job's output."""
+    for event in (*job.named["pbs"], *job.named["lsf"], *job.named["submitit"]):
         why = event.values["why"]
         failed = any(_before(other, event) is not False for _, _, other in job.failures)
-        if ("walltime" in why or "RUNLIMIT" in why) and not failed:
+        if ("walltime" in why or "RUNLIMIT" in why or why == "timed-out") and not failed:
             summary = "The scheduler has ended the job at its time limit; nothing failed before."
             return verdict_of("time_limit", None, "certain", summary, [event])
-        if "PREEMPT" in why and not failed:
+        if "PREEMPT" in why.upper() and not failed:
             return verdict_of("preempted", None, "certain", "The scheduler has preempted the job.", [event])
         if "mem" in why or "MEMLIMIT" in why:
             summary = "The scheduler has ended the job because it used more memory than it had asked for."
@@ -162,9 +158,10 @@ def dead_process(job: Job) -> Verdict | None:
     rows = [row for row in job.exits if row.code != -15 and not (row.code == -6 and _watchdog(job, row, timed_out))]
     if not rows or job.timeouts:
         return None if job.exits or job.timeouts or job.failures else _failed_line(job)
-    begin = min(row.event.clock or 0.0 for row in rows)
-    first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
     told = {rank for rank, _ in job.consequences}
+    # a victim's end may be noticed seconds before that of the culprit, on a machine that is busy
+    begin = min(row.event.clock or 0.0 for row in [row for row in rows if row.rank not in told] or rows)
+    first = [row for row in rows if (row.event.clock or 0.0) - begin < 1]
     own = [row for row in first if row.code < 0 and row.rank not in told] or [
         row for row in first if row.rank not in told
     ]
@@ -187,7 +184,7 @@ def _failed_line(job: Job) -> Verdict | None:
     """The launcher's one line about a process, where its table is not there; it knows only the local rank."""
     lines = [event for event in job.named["elastic_failed"] if event.values["x"] not in {"-15", "-6", "1"}]
     if not lines:
-        return None
+        return _deepspeed(job)
     line = lines[0]
     code = int(line.values["x"])
     what = SIGNALS.get(code, f"exit code {code}")
@@ -195,6 +192,20 @@ def _failed_line(job: Job) -> Verdict | None:
     needs = ["the launcher's table of failures", "dmesg of that host"]
     kind = "rank_killed" if code < 0 else "rank_exception"
     return verdict_of(kind, None, "likely", summary, [line], needs=needs)
+
+
+def _deepspeed(job: Job) -> Verdict | None:
+    """DeepSpeed's launcher names a return code, and the command of the last process, which need not be the one."""
+    lines = [event for event in job.named["deepspeed_exit"] if event.values["x"].startswith("-")]
+    lines = [event for event in lines if event.values["x"] not in {"-15", "-6"}]
+    if not lines:
+        return None
+    signal = SIGNALS.get(int(lines[0].values["x"]), lines[0].values["x"])
+    summary = (
+        f"A rank ended by {signal}; DeepSpeed's launcher does not say which: its line shows the last one's command."
+    )
+    needs = ["the output of each rank (deepspeed --enable_each_rank_log)", "dmesg of that host"]
+    return verdict_of("rank_killed", None, "likely", summary, lines[:1], needs=needs)
 
 
 def different_collectives(job: Job) -> Verdict | None:
@@ -337,16 +348,66 @@ def all_wait(job: Job) -> Verdict | None:
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
 
 
+def unequal_steps(job: Job) -> Verdict | None:
+    """Ranks whose loops have other lengths, of which one is through with its own, while others wait for it."""
+    waiting = _waiting(job)
+    known = {rank: step for rank, step in job.steps.items() if step.total}
+    shortest = min((step.total or 0 for step in known.values()), default=0)
+    short = [rank for rank, step in known.items() if step.total == shortest and step.number >= shortest - 1]
+    if not waiting or not short or all(step.total == shortest for step in known.values()):
+        return None
+    longest = max(step.total or 0 for step in known.values())
+    summary = f"{name(short).capitalize()} had {shortest} steps and others up to {longest}; they waited for the next."
+    others = [known[rank].event for rank in known if rank not in short][:2]
+    return verdict_of("uneven_inputs", short, "likely", summary, [*(known[rank].event for rank in short[:2]), *others])
+
+
 def ended_early(job: Job) -> Verdict | None:
-    """A rank says that it is done while others wait in a collective: it had fewer steps."""
-    waiting = {timeout.rank for timeout in job.timeouts}
-    done = [e for e in job.named["finished"] if e.origin.rank is not None and e.origin.rank not in waiting]
-    if not waiting or not done:
+    """A rank says that it is done, or left without an error, while others wait in a collective: it had fewer steps."""
+    waiting = _waiting(job)
+    events = [*job.named["finished"], *job.named["left"]]
+    done = [e for e in events if e.origin.rank is not None and e.origin.rank not in waiting]
+    if not waiting or not done or len({event.origin.rank for event in done}) > len(waiting):
         return None
     ranks = [event.origin.rank for event in done if event.origin.rank is not None]
-    others = name(rank for rank in waiting if rank is not None)
-    summary = f"{name(ranks).capitalize()} had finished while {others} waited for the next collective: unequal steps."
-    return verdict_of("uneven_inputs", ranks, "likely", summary, [*done[:2], *(t.event for t in job.timeouts[:2])])
+    how = "had finished" if job.named["finished"] else "had left, without an error,"
+    summary = f"{name(ranks).capitalize()} {how} while {name(waiting)} waited for the next collective: unequal steps."
+    steps = [job.steps[rank] for rank in ranks if rank in job.steps]
+    if steps:
+        summary += f" Its last step was {steps[0].number}."
+    lines = [*done[:2], *(step.event for step in steps[:1]), *(timeout.event for timeout in job.timeouts[:2])]
+    return verdict_of("uneven_inputs", ranks, "likely", summary, lines)
+
+
+def _waiting(job: Job) -> set[int]:
+    """Return the ranks that wait for others, or have lost their connection to them."""
+    ranks = {timeout.rank for timeout in job.timeouts} | {rank for rank, _ in job.consequences}
+    return {rank for rank in ranks if rank is not None}
+
+
+def heartbeat_stopped(job: Job) -> Verdict | None:
+    """The heartbeats of a rank of a generated project stop before those of the others: it was killed or suspended."""
+    beats: dict[int, list[Event]] = {}
+    for event in job.named["heartbeat_of_rank"]:
+        if _time(event) is not None:
+            beats.setdefault(int(event.values["r"]), []).append(event)
+    times = {rank: [_time(event) or 0.0 for event in events] for rank, events in beats.items()}
+    steps = [own[-1] - own[-2] for own in times.values() if len(own) > 1]
+    if len(times) < 2 or not steps:
+        return None
+    newest = max(own[-1] for own in times.values())
+    quiet = max(MOST_BEATS_MISSED * max(steps), 2.0)
+    stopped = sorted(rank for rank, own in times.items() if newest - own[-1] > quiet)
+    if not stopped or 2 * len(stopped) > len(times):
+        return None
+    last = beats[stopped[0]][-1]
+    summary = (
+        f"The heartbeats of {name(stopped)} stop {newest - times[stopped[0]][-1]:.0f} s before those of the others,"
+    )
+    summary += f" in phase {last.values['phase']} of step {last.values['step']}: its process was killed or suspended."
+    needs = [f"dmesg of {last.values['host']}, and what the scheduler says of it"]
+    lines = [last, *(own[-1] for rank, own in beats.items() if rank not in stopped)]
+    return verdict_of("rank_killed", stopped, "likely", summary, lines, phase=last.values["phase"], needs=needs)
 
 
 def heartbeat_alone(job: Job) -> Verdict | None:
@@ -381,9 +442,13 @@ def broken_connections(job: Job) -> Verdict | None:
             "store_lost", None, "likely", summary, events, needs=["the log of rank 0 and of its launcher"]
         )
     size = job.world_size or (max(job.ranks) + 1 if job.ranks else 0)
-    absent = sorted(set(range(size)) - told)
-    if told and absent and len(absent) <= len(told):
-        summary = f"The others lost their connection to {name(absent)}, which left without an error of its own."
+    # torchrun's table has every rank but those that left with 0
+    unlisted = set(range(size)) - told - {row.rank for row in job.exits} if job.exits else set()
+    absent = sorted(unlisted or set(range(size)) - told)
+    if told and absent and (len(absent) <= len(told) or len(unlisted) == 1):
+        ended = {row.rank for row in job.exits if row.code == -15}
+        how = "did not come, until the launcher ended it" if ended & set(absent) else "left without an error of its own"
+        summary = f"The others lost their connection to {name(absent)}, which {how}."
         return verdict_of("missing_rank", absent, "likely", summary, events, needs=[f"the log of {name(absent)}"])
     return verdict_of(
         "unknown", None, "unknown", "Connections broke, and no rank says why.", events, needs=["the logs of all ranks"]
@@ -399,10 +464,13 @@ def nothing_failed(job: Job) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Job], Verdict | None], ...] = (
+    told_by_the_project,
     scheduler_ended_it,
     work_beside_a_barrier,
     first_named_failure,
     dead_process,
+    unequal_steps,
+    dumps_compared,
     different_collectives,
     ended_early,
     never_issued,
@@ -410,15 +478,21 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     different_numbers,
     late_rank,
     silent_ranks,
+    heartbeat_stopped,
     all_wait,
     heartbeat_alone,
     broken_connections,
     nothing_failed,
 )
 FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
+FIRST_RANKS = re.compile(r"(?:rank \d+ \([^)]*\)(?:, )?)+")  # with their hosts, at the begin of a reason
+MOST_BEATS_MISSED = 4  # heartbeats that a rank may miss: they come from a thread that may have to wait
 LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
 # Whoever writes such a line is no more to blame than the others.
 EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
+NOBODYS = (
+    EVERY_RANK_REPORTS | START | {"nonfinite_loss", "preempted", "time_limit"}
+)  # nor does the project blame a rank
 CERTAIN = frozenset(
     {"rank_exception", "cuda_oom", "hardware_fault", "dataloader_worker_died", "dataloader_stalled", "fd_exhausted"}
     | {"shm_exhausted", "device_mapping", "port_in_use", "missing_rank", "mismatched_collectives", "uneven_inputs"}
@@ -444,6 +518,8 @@ _SUMMARIES = {
     "launcher_misconfig": "the launcher, or its variables, do not fit the program",
     "network_misconfig": "an interface, address or name of the network is wrong",
     "network_unreachable": "a connection between hosts failed",
+    "node_failure": "a host was lost",
+    "rank_killed": "its process died; what ended it, the input does not say",
     "peer_to_peer": "GPUs of one host cannot reach each other directly",
 }
 
@@ -537,6 +613,10 @@ def _before(one: Event, other: Event) -> bool | None:
     if one.clock is not None and other.clock is not None and abs(one.clock - other.clock) > 1:
         return one.clock < other.clock
     return None
+
+
+def _time(event: Event) -> float | None:
+    return event.clock if event.clock is not None else event.collected
 
 
 def _earliest(failures: Sequence[tuple[str, int | None, Event]]) -> tuple[str, int | None, Event]:

@@ -16,17 +16,12 @@ from pathlib import Path
 from ddp_scaffold._errors import UsageError
 
 from .explanation import Evidence, Explanation, RankRow, Span, Verdict
+from .kinds import KINDS
 
 MOST_BYTES = 64 * 2**20  # of one JSON file, or of one line
 MOST_RANKS = 16_384
 VERSION = 1
 WAITS = ("agree", "wait:", "shutdown")  # phases in which a rank does nothing but wait for others
-# the kinds that only a generated project tells apart, and what they are among those of `explain`
-KINDS = {
-    "bad_settings": "launcher_misconfig",
-    "divergent_weights": "divergent_control_flow",
-    "ranks_differ": "divergent_control_flow",
-}
 Record = Mapping[str, object]
 
 
@@ -69,9 +64,7 @@ def _last_end(folder: Path) -> tuple[Record, int, Path]:
 
 def _verdict(folder: Path, outcome: Record, file: Path, line: int) -> Verdict:
     if not outcome:
-        needs = ("outcome.json, or the output of the launcher: no rank has written how the run ended",)
-        summary = "The run goes on, or no rank has lived to tell how it ended."
-        return Verdict("unknown", None, "", "unknown", summary, needs=needs)
+        return _from_logs(folder)
     told = str(outcome.get("kind") or "unknown")
     kind = KINDS.get(told, told)
     ranks = outcome.get("first_ranks")
@@ -93,6 +86,22 @@ def _verdict(folder: Path, outcome: Record, file: Path, line: int) -> Verdict:
         (advice,) if advice else (),
         ("the logs of the ranks, in logs/",) if kind == "unknown" else (),
     )
+
+
+def _from_logs(folder: Path) -> Verdict:
+    """Return what the logs tell where no rank has lived to say how the run ended: whose heartbeats stopped first.
+
+    All ranks end at once where a node is lost, or the scheduler kills them.
+    """
+    from .explain import explain as answer_of
+
+    needs = ("outcome.json, or the output of the launcher: no rank has written how the run ended",)
+    summary = "The run goes on, or no rank has lived to tell how it ended."
+    with suppress(UsageError):
+        verdict = answer_of([str(folder / "logs")])[0].verdict
+        if verdict.kind not in {"unknown", "benign"}:
+            return replace(verdict, needs=(*verdict.needs, *needs))
+    return Verdict("unknown", None, "", "unknown", summary, needs=needs)
 
 
 def _ranks(folder: Path, timeline: list[Record]) -> range:

@@ -1,143 +1,160 @@
-"""Find the few lines that matter in a log of any size, in bounded memory.
+"""Find the few lines that matter in a log of any size, in bounded memory and without decoding the others.
 
-Nearly all lines of a log are alike but for their numbers. So each block of lines is stripped of its digits, and of
-the shapes that remain those that have not been seen yet are searched for marker words. Only a line that has one is
-decoded. Measured in benchmarks/explain.py.
+A search for each of 150 marker words, or one expression of all of them, reads 5 to 20 MB a second. So each block of a
+log is first cut into words of letters, and only the markers whose rarest word is among those are searched for. The cost
+does not depend on whether lines are alike. Measured in benchmarks/explain.py.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 BLOCK = 1 << 20
+WINDOW = 1 << 16  # bytes that are cut into words together
 AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
-LONGEST_LINE = 1 << 16  # bytes; what is longer is cut into pieces, so that a line without end needs no memory
-CONTEXT, MOST_AFTER = 40, 400  # lines
+LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
+LOOK_BACK = 3000  # bytes before a marker that are taken of a long line: less than `decode` keeps of it
+CONTEXT = 1 << 13  # bytes before a block that a line may look back at
 DIGITS = b"0123456789"
+LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byte in range(256))
+COLOUR = b"m"  # the end of an escape sequence, "\x1b[31m", which stands before a word without a space
+# words that lines of any program may have: no keys, where a marker has another word
+COMMON = frozenset(
+    b"checkpoint complete connect device error failed found gradient gradients group kill last loss memory network peer"
+    b" process rank signal size store time training world".split()
+)
 MOST_SHAPES = 50_000
 MOST_ALIKE = 8192  # lines of one shape that are looked at: as many as a job may have ranks in one file
 
 
 @dataclass(frozen=True)
+class Markers:
+    """What to search for: `always`, and a marker of `keyed` where its key is a word of the block."""
+
+    always: re.Pattern[bytes]
+    keyed: Mapping[bytes, Sequence[bytes]]
+    keys: frozenset[bytes]
+
+    def places(self, buffer: bytes, start: int, stop: int) -> Iterator[int]:
+        """Yield where markers stand, the same line several times perhaps."""
+        yield from (found.start() for found in self.always.finditer(buffer, start, stop))
+        for key in self.keys.intersection(buffer[start:stop].translate(LETTERS, DIGITS).split()):
+            for marker in self.keyed[key]:
+                at = buffer.find(marker, start, stop)
+                while at >= 0:
+                    yield at
+                    at = buffer.find(marker, at + len(marker), stop)
+
+
+def markers(words: Iterable[bytes], always: bytes) -> Markers:
+    """Return markers by their keys. `always` is an expression of what may end a longer word ("KeyError:").
+
+    It should begin with a rare letter: then Python looks for that by memchr.
+
+    The key is the longest word of letters; capitals count for more, since they are rarer. So a marker must begin and
+    end with whole words: "oom kill" is not found in "oom killer".
+    """
+    keyed: dict[bytes, list[bytes]] = {}
+    for marker in words:
+        parts = re.findall(rb"[A-Za-z]+", marker.translate(None, DIGITS))
+        key = max(
+            parts, key=lambda part: (part not in COMMON and len(part) > 2, len(part) + 3 * (part != part.lower()))
+        )
+        for form in (key, COLOUR + key):
+            keyed.setdefault(form, []).append(marker)
+    return Markers(re.compile(always), keyed, frozenset(keyed))
+
+
+def _rarity(word: bytes) -> tuple[bool, int]:
+    return word not in COMMON and len(word) > 2, len(word) + 3 * (word != word.lower())
+
+
+@dataclass(frozen=True)
 class Hit:
-    """A line with a marker word, among the lines of its block."""
+    """A line with a marker, at `start` to `end` of the buffer that it was found in."""
 
     number: int
-    raw: bytes
-    lines: Sequence[bytes]
-    index: int  # of the line in `lines`
+    buffer: bytes
+    start: int
+    end: int
+
+    @property
+    def raw(self) -> bytes:
+        return self.buffer[self.start : self.end]
 
     def after(self, count: int) -> Sequence[bytes]:
         """Return up to so many lines that follow."""
-        return self.lines[self.index + 1 : self.index + 1 + count]
+        begin = self.buffer.find(b"\n", self.end) + 1
+        if not begin:
+            return []
+        return self.buffer[begin : begin + AHEAD].split(b"\n", count)[:count]
 
     def before(self, count: int) -> Sequence[bytes]:
         """Return up to so many lines that stand before it."""
-        return self.lines[max(0, self.index - count) : self.index]
+        end = self.start - 1
+        return self.buffer[max(0, end - CONTEXT) : end].rsplit(b"\n", count)[-count:] if end > 0 else []
 
 
-class Shapes:
-    """Which shapes of lines have a marker word, remembered from file to file."""
+def hits(blocks: Iterable[bytes], marked: Markers, stop: int | None = None) -> Iterator[Hit]:
+    """Yield the lines that have a marker, in order. What a progress bar has ended by \\r counts as a line.
 
-    def __init__(self, words: Iterable[bytes]) -> None:
-        self.words = tuple(words)
-        self.plain: set[bytes] = set()
-        self.marked: dict[bytes, int] = {}  # how often it was seen in this file
-
-    def begin_file(self) -> None:
-        self.marked = dict.fromkeys(self.marked, 0)
-
-    def learn(self, shapes: set[bytes]) -> None:
-        """Sort new shapes into those with a marker word and those without."""
-        if len(self.plain) + len(self.marked) > MOST_SHAPES:
-            self.plain.clear()
-            self.marked.clear()
-        new = [shape for shape in shapes - self.plain if shape not in self.marked]
-        if not new:
-            return
-        marked = {new[index] for index in self._with_a_word(new)}
-        self.marked.update(dict.fromkeys(marked, 0))
-        self.plain.update(shape for shape in new if shape not in marked)
-
-    def _with_a_word(self, shapes: list[bytes]) -> set[int]:
-        """Return the indexes of those that have a marker word.
-
-        One search for each word: one expression of all words took four times as long on lines that all differ.
-        """
-        text = b"\n".join(shapes)
-        begins = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
-        found: set[int] = set()
-        for word in self.words:
-            at = text.find(word)
-            while at >= 0:
-                index = bisect_right(begins, at) - 1
-                found.add(index)
-                at = text.find(word, begins[index + 1])
-        return found
-
-    def interesting(self, shape: bytes) -> bool:
-        """Tell whether a line of this shape has a marker word, and count it."""
-        seen = self.marked.get(shape)
-        if seen is None:
-            return False
-        self.marked[shape] = seen + 1
-        return seen < MOST_ALIKE
-
-
-def hits(blocks: Iterable[bytes], shapes: Shapes, first_line: int = 1) -> Iterator[Hit]:
-    """Yield the lines that have a marker word, in order."""
-    shapes.begin_file()
-    number, rest = first_line, b""
-    before: list[bytes] = []
+    Lines that begin `stop` bytes or more behind the begin are only looked at from those before.
+    """
+    number, done, buffer, before = 1, 0, b"", 0  # `before`: bytes that are no longer in the buffer
+    seen: dict[bytes, int] = {}
     for block in blocks:
-        buffer = rest + block
-        if len(buffer) < BLOCK + AHEAD:
-            rest = buffer
+        buffer += block
+        if len(buffer) - done < BLOCK + AHEAD:
             continue
-        cut = buffer.rfind(b"\n", 0, len(buffer) - AHEAD) + 1
+        cut = max(buffer.rfind(b"\n", done, len(buffer) - AHEAD), buffer.rfind(b"\r", done, len(buffer) - AHEAD)) + 1
         if not cut:  # one line, longer than a block: a piece of it
             cut = len(buffer) - AHEAD
-        text, rest = buffer[:cut], buffer[cut:]
-        yield from _block(text, rest, number, before, shapes)
-        number += text.count(b"\n")
-        before = text[-8192:].split(b"\n")[1:-1][-CONTEXT:]
-    yield from _block(rest, b"", number, before, shapes)
+        if stop is not None and before + cut >= stop:
+            break
+        yield from _found(buffer, done, cut, number, marked, seen)
+        number += buffer.count(b"\n", done, cut)
+        begin = max(0, cut - CONTEXT)
+        buffer, done, before = buffer[begin:], cut - begin, before + begin
+    end = len(buffer) if stop is None else min(len(buffer), stop - before)
+    yield from _found(buffer, done, end, number, marked, seen)
 
 
-def _block(text: bytes, ahead: bytes, number: int, before: list[bytes], shapes: Shapes) -> Iterator[Hit]:
-    """Yield the hits of a block, whose lines are whole unless one is longer than the block."""
-    stripped = text.translate(None, DIGITS).split(b"\n")
-    found = set(stripped)
-    if max(map(len, found)) > LONGEST_LINE:
-        yield from _long_lines(text, number, shapes)
-        return
-    shapes.learn(found)
-    if found.isdisjoint(shapes.marked):
-        return
-    own = text.split(b"\n")
-    own.pop()  # behind the last newline; where there is none, the line is added again below
-    if not text.endswith(b"\n"):
-        own.append(text[text.rfind(b"\n") + 1 :])
-    lines = [*before, *own, *ahead.split(b"\n")[:MOST_AFTER]]
-    for index, shape in enumerate(stripped[: len(own)]):
-        if shapes.interesting(shape):
-            yield Hit(number + index, own[index], lines, len(before) + index)
+def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[bytes, int]) -> Iterator[Hit]:
+    """Yield the hits between `start` and `stop`."""
+    lines: dict[int, int] = {}  # start -> end
+    for first, last in _windows(buffer, start, stop):
+        for at in marked.places(buffer, first, last):
+            begin, end = _line(buffer, at, start)
+            lines[begin] = end
+    counted = start
+    for begin, end in sorted(lines.items()):
+        number += buffer.count(b"\n", counted, begin)
+        counted = begin
+        shape = buffer[begin:end].translate(None, DIGITS)
+        times = seen.get(shape, 0)
+        if times >= MOST_ALIKE:
+            continue
+        if len(seen) > MOST_SHAPES:
+            seen.clear()
+        seen[shape] = times + 1
+        yield Hit(number, buffer, begin, end)
 
 
-def _long_lines(text: bytes, number: int, shapes: Shapes) -> Iterator[Hit]:
-    """Yield the hits of a block in which a line is very long: each part that a progress bar has ended by itself.
+def _windows(buffer: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield pieces that end with a line, small enough that the words of one do not cost a search of many others."""
+    while start < stop:
+        end = buffer.find(b"\n", start + WINDOW, stop) + 1 or stop
+        yield start, end
+        start = end
 
-    Of a part that is still too long only both ends are looked at, so that the effort stays in proportion.
-    """
-    for offset, line in enumerate(text.split(b"\n")):
-        parts: list[bytes] = []
-        for part in line.split(b"\r"):
-            parts += [part] if len(part) <= LONGEST_LINE else [part[:4096], part[-4096:]]
-        stripped = [part.translate(None, DIGITS) for part in parts]
-        shapes.learn(set(stripped))
-        for index, shape in enumerate(stripped):
-            if shapes.interesting(shape):
-                yield Hit(number + offset, parts[index], parts, index)
+
+def _line(buffer: bytes, at: int, first: int) -> tuple[int, int]:
+    """Return where the line around a place begins and ends; of a very long one, the part around the place."""
+    low, high = max(first, at - LOOK_BACK), at + LONGEST_LINE
+    begin = max(buffer.rfind(b"\n", low, at), buffer.rfind(b"\r", low, at)) + 1
+    end = buffer.find(b"\n", at, high)
+    end = min(high, len(buffer)) if end < 0 else end
+    overwritten = buffer.find(b"\r", at, end - 1)
+    return begin or low, overwritten if overwritten >= 0 else end

@@ -11,22 +11,25 @@ import glob
 import gzip
 import importlib
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Literal, cast
 
 from .._errors import ScaffoldError, UsageError, one_line
 
-Format = Literal["text", "gzip", "zstd", "pickle", "stdin"]
+Format = Literal["text", "gzip", "zstd", "dump", "stdin"]
 MOST_FILES = 100_000
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # What compresses better than this is no log: real ones reach 5 to 60, one line repeated without end about 1,000.
 BOMB_RATIO, BOMB_BYTES = 200, 1 << 30
+# Archives, of which nothing here reads the files within.
+ARCHIVES = {b"PK\x03\x04": "a zip archive", b"BZh": "compressed with bzip2", b"\xfd7zXZ": "compressed with xz"}
 # What stands beside logs and is none.
 OTHER = frozenset(
     {".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"}
@@ -35,14 +38,56 @@ OTHER = frozenset(
 )
 
 
+LEAD = 1 << 16  # bytes before a part that are read with it
+LONGEST_PART = 1 << 20  # bytes in which a line must end for a file to be parted there
+DUMP_NAME = re.compile(r"\d\.json$")
+
+
 @dataclass(frozen=True)
 class Source:
-    """One file to read. `name` is what evidence lines call it."""
+    """One file to read. `name` is what evidence lines call it.
+
+    Of a part of a large file, `begin` and `end` are the bytes where it begins and where the next one does. Reading
+    starts `lead` bytes earlier, which are `lead_lines` lines, so that a traceback which goes on in this part is seen.
+    """
 
     name: str
     path: str
     format: Format
     size: int
+    begin: int = 0
+    end: int | None = None
+    lead: int = 0
+    lead_lines: int = 0
+
+
+def parts(source: Source, count: int, smallest: int) -> list[Source]:
+    """Return a text file in up to so many parts, none smaller than `smallest` bytes; others as they are."""
+    count = min(count, source.size // smallest)
+    if source.format != "text" or count < 2:
+        return [source]
+    marks = [0]
+    leads = [(0, 0)]
+    with open(source.path, "rb") as file:
+        for part in range(1, count):
+            mark = _line_after(file, part * source.size // count)
+            if mark is not None and marks[-1] < mark < source.size:
+                start = _line_after(file, max(0, mark - LEAD)) or 0
+                start = start if start < mark else mark
+                file.seek(start)
+                leads.append((mark - start, file.read(mark - start).count(b"\n")))
+                marks.append(mark)
+    ends = [*marks[1:], None]
+    return [
+        replace(source, begin=begin, end=end, lead=lead, lead_lines=lines)
+        for begin, end, (lead, lines) in zip(marks, ends, leads, strict=True)
+    ]
+
+
+def _line_after(file: IO[bytes], place: int) -> int | None:
+    """Return where the next line begins; None where none does within a megabyte."""
+    file.seek(place)
+    return file.tell() if len(file.readline(LONGEST_PART)) < LONGEST_PART else None
 
 
 @dataclass(frozen=True)
@@ -94,6 +139,10 @@ def _named_file(path: str) -> Source:
             raise UsageError(
                 f"{one_line(path)} is {_what(status.st_mode)}, not a file", "Copy what comes out of it into a file."
             )
+        begin = _begin(path, 6)
+        for magic, what in ARCHIVES.items():
+            if begin.startswith(magic):
+                raise UsageError(f"{one_line(path)} is {what}, not a log", "Unpack it, and name the folder.")
         return Source(path, path, _format(path), status.st_size)
     except OSError as error:
         raise UsageError(
@@ -138,7 +187,9 @@ def _format(path: str) -> Format:
     if begin == ZSTD:
         return "zstd"
     if begin[:1] == b"\x80" and begin[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:  # the opcode PROTO and its number
-        return "pickle"
+        return "dump"
+    if begin[:1] == b"{" and DUMP_NAME.search(path) and b'"entries"' in _begin(path, 1 << 16):
+        return "dump"  # as PyTorch's debug server gives it
     return "text"
 
 
@@ -194,6 +245,8 @@ def blocks(source: Source, size: int = 1 << 20) -> Iterator[bytes]:
     """Yield the bytes of a source in blocks. A compressed file that ends too early, or grows too much, just ends."""
     total = 0
     with opened(source) as stream:
+        if source.begin:
+            stream.seek(source.begin - source.lead)
         while True:
             try:
                 block = stream.read(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _output
-from .explanation import Explanation
+from .explanation import Evidence, Explanation
 
 MOST_ROWS = 32
 
@@ -18,7 +18,7 @@ def tell(answer: Explanation) -> None:
     )
     _output.say_filled(verdict.summary)
     for title, lines in (
-        ("Evidence", [f"{line.file}:{line.line}: {line.text}" for line in verdict.evidence]),
+        ("Evidence", [f"{_place(line)}: {line.text}" for line in verdict.evidence]),
         ("Do", verdict.advice),
         ("Needed to say more", verdict.needs),
     ):
@@ -36,3 +36,7 @@ def tell(answer: Explanation) -> None:
         )
         if len(answer.ranks) > len(shown):
             _output.say(f"... and {len(answer.ranks) - len(shown)} more ranks: --json has all of them")
+
+
+def _place(line: Evidence) -> str:
+    return f"{line.file}:{line.line}" if line.line else line.file

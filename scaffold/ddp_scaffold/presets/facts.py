@@ -85,7 +85,23 @@ def needs(facts: Mapping[str, Any]) -> list[str]:
         submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
         example = account.get("example") or "NAME"
         found.append(f"an account (--set account=..., or {submit} {option}{example} for each job)")
-    return found + _unprovided(facts)
+    return found + _too_many_gpus(facts) + _unprovided(facts)
+
+
+def _too_many_gpus(facts: Mapping[str, Any]) -> list[str]:
+    """Return which answers ask a partition's nodes for more GPUs than they have."""
+    asked = facts.get("gpus_per_node") or 1
+    for limit in (facts.get("known") or {}).get("limits") or ():
+        most = limit.get("gpus_per_node")
+        if (
+            most
+            and limit.get("by", "partition") == "partition"
+            and limit["name"] == facts.get("partition")
+            and asked > most
+        ):
+            cpus = f" --set cpus_per_task={limit['cpus_per_task']}" if limit.get("cpus_per_task") else ""
+            return [f"{limit['name']} has {most} GPUs a node, not {asked}: --set gpus_per_node={most}{cpus}"]
+    return []
 
 
 def met_hangs(facts: Mapping[str, Any]) -> list[str]:
@@ -118,9 +134,10 @@ def _is_provided(need: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     name, inside = need.get("name") or "", bool(facts.get("container_image"))
     if need["by"] == "module":
         loaded = str(facts.get("modules") or "").split()
-        return any(module == name or module.startswith(f"{name}/") for module in loaded)
-    uenv = "uenv" in (facts.get("known") or {})
-    return {"site": True, "container": inside, "uenv": uenv and not inside, "user": False}[need["by"]]
+        return any(not name or module == name or module.startswith(f"{name}/") for module in loaded)
+    uenv = bool((facts.get("known") or {}).get("uenv"))
+    given = {"site": True, "container": inside, "uenv": uenv and not inside, "pip": not inside, "user": False}
+    return given[need["by"]]
 
 
 def _unprovided(facts: Mapping[str, Any]) -> list[str]:
@@ -133,6 +150,9 @@ def _unprovided(facts: Mapping[str, Any]) -> list[str]:
             continue
         ways = [_way(need) for need in listed]
         found.append(f"{what}: {', or '.join(dict.fromkeys(filter(None, ways)))}")
+    container = (facts.get("known") or {}).get("container") or {}
+    if facts.get("container_image") and container.get("packages"):
+        found.append(f"the project's packages in the image: {container['packages']}")
     return found
 
 

@@ -33,7 +33,14 @@ GROUPS = {
 }
 TITLE = ("name", "title", "extends", "keywords", "verified_on", "status")
 LEFT_OPEN = "-"  # a value that is null
-BY = {"module": "a module", "container": "the container", "uenv": "the uenv", "site": "the site", "user": "you"}
+BY = {
+    "module": "a module",
+    "container": "the container",
+    "uenv": "the uenv",
+    "pip": "pip, in .venv",
+    "site": "the site",
+    "user": "you",
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ def text(value: Any) -> str:
             "" if value.modules is None else f"modules there: {text(value.modules)}",
             f"variables are passed as {value.variables} needs it" if value.variables else "",
             f"library paths inside: {text(value.library_paths)}" if value.library_paths else "",
+            f"packages: {value.packages}" if value.packages else "",
         ]
     elif isinstance(value, Preemption):
         parts = [
@@ -157,7 +165,8 @@ def _cells(name: str, item: Any) -> tuple[str, ...]:
         return (name, f"open{_where(item)}: {value}" if item.open else value)
     if isinstance(value, Limit):
         longest, preemptible = value.max_walltime or "", "yes" if value.preemptible else ""
-        note = "; ".join(filter(None, ("" if value.chains else "no restarts by themselves", value.note)))
+        hardware = f"{value.gpus_per_node} GPUs a node" if value.gpus_per_node else ""
+        note = "; ".join(filter(None, ("" if value.chains else "no restarts by themselves", hardware, value.note)))
         return (value.name, value.by, nodes(value.min_nodes, value.max_nodes), longest, preemptible, note)
     return (name, text(value))
 

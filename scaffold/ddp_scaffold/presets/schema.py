@@ -86,6 +86,9 @@ class Limit(Strict):
     preemptible: bool = False
     unnamed: bool = False  # it counts as well when a job names neither partition nor QoS
     chains: bool = True  # False: no job may follow another by itself there, so none restarts itself
+    # Of its nodes, where they have fewer than the preset says: `new` names the answers that fit.
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    cpus_per_task: Annotated[int, Field(ge=1, le=1024)] | None = None
     note: Text | None = None
 
 
@@ -110,17 +113,20 @@ class Container(Strict):
     # What starts the container, if variables of the job must be told to it to win over the image's own.
     variables: Literal["pyxis", "apptainer", "singularity", "shifter", "podman-hpc"] | None = None
     library_paths: list[Directory] = []  # inside, in front of the image's LD_LIBRARY_PATH; with srun_flags only
+    # How a project's packages come into an image there, where no node both starts containers and reaches the internet.
+    packages: Text | None = None
 
 
 class Need(Strict):
     """One thing that a job needs there, and who provides it. Several entries of one `what` are alternatives.
 
-    module: the module `name`, if it is among the answer `modules`; container: an image, if one is answered; uenv: the
-    preset's, without a container; site: what is there without being asked for; user: nobody else, `add` says how.
+    module: the module `name`, if it is among the answer `modules`, or any of them, if none is named; container: an
+    image, if one is answered; uenv: the preset's, without a container; pip: .venv, by the commands that `new` prints,
+    without a container; site: what is there without being asked for; user: nobody else, `add` says how.
     """
 
     what: Literal["python", "torch", "plugin", "interface", "queue", "account"]
-    by: Literal["module", "container", "uenv", "site", "user"]
+    by: Literal["module", "container", "uenv", "pip", "site", "user"]
     name: Text | None = None  # the module or image that has it
     add: Text | None = None  # the line to type or to write, where nothing else provides it
 

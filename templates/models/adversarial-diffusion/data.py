@@ -10,10 +10,12 @@ settings, so that every rank and every restart makes the same one; reading a sam
 resumed run sees what it would have seen; and `__init__` stays cheap: every rank and every loader worker runs it.
 """
 
+from importlib.metadata import distribution
+
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import BaseModel, Field
-from sklearn.datasets import load_sample_images  # type: ignore[import-untyped, unused-ignore]
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -55,6 +57,9 @@ def cut(images: Tensor, side: int) -> Tensor:
 
 def _load() -> Tensor:
     """Return the blocks of both photographs, float32 [blocks, 3, 64, 64] in [-1, 1]."""
-    photographs = np.stack(load_sample_images().images)  # uint8 [2, 427, 640, 3]
+    # From files of scikit-learn: importing it takes seconds, on every rank.
+    files = (f"sklearn/datasets/images/{name}.jpg" for name in ("china", "flower"))
+    located = (str(distribution("scikit-learn").locate_file(file)) for file in files)
+    photographs = np.stack([np.asarray(Image.open(file)) for file in located])  # uint8 [2, 427, 640, 3]
     pixels = torch.from_numpy(photographs).permute(0, 3, 1, 2).to(torch.float32)
     return cut(pixels / 127.5 - 1, BLOCK)

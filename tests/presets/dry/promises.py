@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from sandbox import BUILT_IN, IMAGE, Sandbox, interface, product
+from sandbox import BUILT_IN, IMAGE, PACKAGES, Sandbox, interface, product
 
 from ddp_scaffold.presets.schema import EnvLine, Preset
 
@@ -74,6 +74,8 @@ def _of_rank(sandbox: Sandbox, env: dict[str, str], cpus: int, partition: str) -
     wanted = "image" if sandbox.container else "venv"
     if env["SANDBOX_PYTHON"] != wanted:
         yield f"python is that of the {env['SANDBOX_PYTHON']}, not of the {wanted}"
+    if sandbox.container and f"{sandbox.project}/{PACKAGES}" not in env.get("PYTHONPATH", "").split(":"):
+        yield "the packages of .venv-image do not reach the ranks"
     promised = {"OMP_NUM_THREADS": str(cpus), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     promised |= {line.name: line.value for line in applying(preset, nodes, partition)}
     if preset.nccl_socket_ifname and preset.nccl_socket_ifname.value:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ DEADLINE_S = 60
 JOB = "4242"
 # Variables of the image nvidia/cuda:11.8.0-base-ubuntu22.04: github.com/NVIDIA/pyxis tests/env.bats.
 IMAGE = {"CUDA_VERSION": "11.8.0", "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}
+PACKAGES = ".venv-image/lib/python3.12/site-packages"  # of the environment that is made inside an image
 BUILT_IN = ("Socket", "IB")  # networks that NCCL has without a plugin
 # How nvidia-smi -L and rocm-smi --showproductname call what presets name.
 PRODUCTS = {
@@ -52,6 +54,7 @@ class Site:
     mpiexec: str = "pals"
     routed: Mapping[str, str] = field(default_factory=dict)  # queue of qsub: queue where it runs
     plugin_from: str | None = None  # the module or path that brings the network plugin
+    adapts: str | None = None  # a script of the site in each container: it brings the plugin, and runs what follows
     module_says: str = "lmod-unknown.txt"
 
 
@@ -136,7 +139,16 @@ def build(root: Path, launch: Path, base: Path, preset: Preset, site: Site, node
         if found := shutil.which(name):
             (root / "bin" / name).symlink_to(found)
     _python(sandbox, root / "image" / "bin", "image")
-    _python(sandbox, project / ".venv" / "bin", "venv")
+    if container:
+        _host_python(sandbox)
+        (project / PACKAGES).mkdir(parents=True)
+    elif preset.uenv:  # .venv is on top of it: without the uenv's mount its python leads nowhere
+        _python(sandbox, root / "uenv-image" / "bin", "venv")
+        (project / ".venv" / "bin").mkdir(parents=True)
+        for name in ("python", "python3"):
+            (project / ".venv" / "bin" / name).symlink_to(root / "user-environment" / "bin" / name)
+    else:
+        _python(sandbox, project / ".venv" / "bin", "venv")
     venv = project / ".venv"
     (venv / "bin" / "activate").write_text(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"\n")
     _network(sandbox)
@@ -152,11 +164,12 @@ def _python(sandbox: Sandbox, folder: Path, label: str) -> None:
     """A Python that notes the environment instead of starting preflight or training; all else is the real one."""
     folder.mkdir(parents=True, exist_ok=True)
     root = sandbox.root
-    note = f"export SANDBOX_PYTHON={label}; exec env -0 >'{root}/ranks'"
+    note = f"export SANDBOX_PYTHON={label}; env -0 >'{root}/ranks'"
+    code = f"exit $(cat '{root}/ends' 2>/dev/null || echo 0)"  # how training ends, if a test has written it there
     script = f"""#!/bin/sh
 case "$*" in
-"-m demo.ddp.preflight"*) {note}/preflight.$SANDBOX_HOST.$$ ;;
-"-m demo.train"*) {note}/train.$SANDBOX_HOST.$$ ;;
+"-m demo.ddp.preflight"*) {note}/preflight.$SANDBOX_HOST.$$; exit ;;
+"-m demo.train"*) {note}/train.$SANDBOX_HOST.$$; {code} ;;
 *launch/agent.py*) shift; exec '{sys.executable}' '{root}/bin/standin_site.py' torchrun "$@" ;;
 esac
 exec '{sys.executable}' "$@"
@@ -164,6 +177,23 @@ exec '{sys.executable}' "$@"
     for name in ("python", "python3"):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
+
+
+def _host_python(sandbox: Sandbox) -> None:
+    """The .venv of a container's host, by the commands of `new`: PyYAML, and nothing else that is not Python's own."""
+    folder = sandbox.project / ".venv"
+    for package in ("yaml", "_yaml"):
+        if found := find_spec(package):
+            source = Path(str(found.origin)).parent
+            shutil.copytree(source, folder / "packages" / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (folder / "bin").mkdir(parents=True)
+    script = f"""#!/bin/sh
+export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{folder}/packages"
+exec '{sys.executable}' -S "$@"
+"""
+    for name in ("python", "python3"):
+        (folder / "bin" / name).write_text(script)
+        (folder / "bin" / name).chmod(0o755)
 
 
 def interface(preset: Preset) -> str:
@@ -300,7 +330,7 @@ def _launchers(sandbox: Sandbox) -> None:
                                | {"container-workdir", "container-env", "container-mounts"}),
         "image_env": {**IMAGE, "PATH": f"{root}/image/bin:{root}/bin"}, "image_workdir": f"{root}/image/workspace",
         "home": str(root / "home"), "plugin": f"{root}/plugin", "mpiexec": site.mpiexec,
-        "mpiexec_version": str(version),
+        "mpiexec_version": str(version), "adapts": site.adapts,
     }  # fmt: skip
     (root / "bin" / "site.json").write_text(json.dumps(ours))
     program = root / "bin" / "standin_site.py"
@@ -348,8 +378,22 @@ def submit_slurm(sandbox: Sandbox, script: Path, **extra: str) -> Ended:
     given |= {"SLURM_CPUS_PER_TASK": cpus} if cpus else {}
     spool = sandbox.root / "slurm_script"
     shutil.copy(script, spool)
-    environment = {**batch_environment(sandbox), **{name: str(value) for name, value in given.items()}, **extra}
+    base = batch_environment(sandbox)
+    if "--uenv" in options:
+        base |= _mounted(sandbox, options.get("--view"))
+    environment = {**base, **{name: str(value) for name, value in given.items()}, **extra}
     return sandbox.run(spool, environment)
+
+
+def _mounted(sandbox: Sandbox, view: str | None) -> dict[str, str]:
+    """What uenv's plugin of Slurm does for a job: it mounts the image, and sets the environment of a view
+    (eth-cscs/cscs-docs docs/software/uenv, docs/software/ml/pytorch.md: the default view has the network plugin)."""
+    where = sandbox.root / "user-environment"
+    if not where.exists():
+        where.symlink_to(sandbox.root / "uenv-image")
+    if view is None:
+        return {}
+    return {"PATH": f"{where}/bin:{sandbox.root}/bin", "LD_LIBRARY_PATH": f"{sandbox.root}/plugin"}
 
 
 def submit_pbs(sandbox: Sandbox, script: Path, qstat: str = 'exec cat "$0.txt"', **extra: str) -> Ended:

@@ -8,7 +8,8 @@ srun        environment of tasks: https://slurm.schedmd.com/srun.html (OUTPUT EN
 pyxis       image variables win unless --container-env names them (github.com/NVIDIA/pyxis tests/env.bats); the working
             directory is the image's unless --container-workdir (tests/workdir.bats, pyxis_slurmstepd.c)
 apptainer   host variables pass, but PATH and LD_LIBRARY_PATH; APPTAINERENV_ and SINGULARITYENV_ win
-            (github.com/apptainer/apptainer-userdocs environment_and_metadata.rst)
+            (github.com/apptainer/apptainer-userdocs environment_and_metadata.rst); a site's script in the image's place
+            of a command sets more, and runs what follows (UKGovernmentBEIS/isambard_containers, of adapt.sh)
 CSCS's      taken to be like pyxis; mounts, directory and annotations are those of the user's EDF, not known here
 shifter     image variables win over the host's unless --env names them; its modules prepend (github.com/NERSC/shifter
             src: siteEnvPrepend of a ShifterModule)
@@ -172,6 +173,9 @@ def container(name: str, words: list[str]) -> int:
             taken = [name for name in host if name == key or (whole and name.startswith(key[:-1]))]
             env |= {key: value} if equals else {name: host[name] for name in taken}
     env |= {key: value for key, value in host.items() if key.startswith("SANDBOX")}
+    if rest[0] == SITE["adapts"]:
+        rest.pop(0)
+        env["LD_LIBRARY_PATH"] = f"{SITE['plugin']}:{env['LD_LIBRARY_PATH']}"
     os.execvpe(rest[0], rest, env)
 
 

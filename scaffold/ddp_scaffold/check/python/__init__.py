@@ -11,13 +11,13 @@ from pathlib import PurePosixPath
 from .. import rules
 from ..files import SourceFile
 from ..findings import Finding
-from . import costs, devices, hang, results, saves
+from . import costs, devices, hang, results, saves, stops
 from .context import Context, Found
 from .module import Module, read
 from .program import Program
 
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
-RULES = (*hang.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
+RULES = (*hang.RULES, *stops.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
 
 
 def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from .doubts import Doubts
 from .effects import DDP, Effects
 from .module import Call, Function, Module, Place, names_in
 from .program import Program
@@ -40,6 +41,9 @@ class Context:
         self.program = program
         self.ranks = Ranks(program)
         self.effects = Effects(program, self.ranks)
+        self.doubts = Doubts(self.ranks, self.effects)
+        self._named: dict[str, bool] = {}
+        self._calls: dict[tuple[int, str], list[Call]] = {}
 
     @cached_property
     def distributed(self) -> dict[int, str]:
@@ -60,18 +64,34 @@ class Context:
 
     def in_component(self, module: Module) -> list[Module]:
         """Return the files that are connected with one by imports."""
-        number = self.program.component[id(module)]
-        return [other for other in self.program.modules if self.program.component[id(other)] == number]
+        return self._components[self.program.component[id(module)]]
+
+    @cached_property
+    def _components(self) -> dict[int, list[Module]]:
+        found: dict[int, list[Module]] = {}
+        for module in self.program.modules:
+            found.setdefault(self.program.component[id(module)], []).append(module)
+        return found
 
     def calls_in_component(self, module: Module, last: str) -> list[Call]:
         """Return the calls of something with this last name in all files that are connected with one."""
-        number = self.program.component[id(module)]
-        return [c for c in self.program.calls_named[last] if self.program.component[id(c.function.module)] == number]
+        key = (self.program.component[id(module)], last)
+        if key not in self._calls:
+            calls = self.program.calls_named[last]
+            self._calls[key] = [c for c in calls if self.program.component[id(c.function.module)] == key[0]]
+        return self._calls[key]
 
     def named(self, module: Module, last: str) -> list[Function]:
         """Return the functions and methods that a call with this last name may mean, in files connected with one."""
         number = self.program.component[id(module)]
         return [f for f in self._by_name.get(last, ()) if self.program.component[id(f.module)] == number]
+
+    def is_named(self, name: str) -> bool:
+        """Tell whether a name stands anywhere but where it is defined: else nothing in these files calls it."""
+        if name not in self._named:
+            used = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
+            self._named[name] = any(used.search(module.file.text) for module in self.program.modules)
+        return self._named[name]
 
     @cached_property
     def _by_name(self) -> dict[str, list[Function]]:

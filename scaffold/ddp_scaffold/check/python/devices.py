@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Call, Function, is_constant, keyword, names_in, shown
-from .results import CHECKPOINT
+from .module import Call, Function, dotted, is_constant, keyword, names_in, shown
 
 # A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
+# What only a checkpoint has from which training goes on, and how its path is called.
+PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
+RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
 INIT = "torch.distributed.init_process_group"
 
 
@@ -46,13 +48,55 @@ def _masked(context: Context, function: Function) -> bool:
     return any("CUDA_VISIBLE_DEVICES" in module.file.text for module in context.in_component(function.module))
 
 
+def global_device(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the global rank as the number of a GPU: there are as many GPUs of a node as it has ranks, and no more."""
+    if not context.plain(function.module) or _masked(context, function):
+        return
+    for call in function.calls:
+        argument = call.node.args[0] if call.node.args else keyword(call.node, "device")
+        if call.last in ("DistributedDataParallel", "DDP"):
+            given = keyword(call.node, "device_ids")
+            argument = given.elts[0] if isinstance(given, ast.List) and len(given.elts) == 1 else None
+        elif call.name not in ("torch.cuda.set_device", "torch.device") and call.last != "cuda":
+            continue
+        if argument is not None and _is_global_rank(context, function, argument):
+            message = (
+                f"`{shown(argument, 30)}` is the rank among all nodes: from the second node on there is no such GPU,"
+                ' and the ranks there die of "invalid device ordinal"'
+            )
+            fix = f"use the local rank in `{shown(call.node, 40)}`: int(os.environ['LOCAL_RANK'])"
+            yield Found("DDP607", function.module, call.node, message, fix)
+
+
+def _is_global_rank(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a number is the global rank by what makes it: its name alone says nothing, as in mp.spawn."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return len(parts) == 1 and _is_global_rank(context, function, parts[0])
+    if isinstance(node, ast.Call) and dotted(node.func) in ("int", "str") and len(node.args) == 1:
+        return _is_global_rank(context, function, node.args[0])
+    if isinstance(node, ast.Call):
+        named = function.module.full_name(node.func)
+        read = named in ("os.environ.get", "os.getenv") and bool(node.args) and is_constant(node.args[0], "RANK")
+        return named == "torch.distributed.get_rank" or read
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value) == "os.environ" and is_constant(node.slice, "RANK")
+    if not dotted(node):
+        return False
+    values = [a.value for a in context.program.assigned(function, dotted(node))]
+    return bool(values) and all(
+        v is not None and not dotted(v) and _is_global_rank(context, function, v) for v in values
+    )
+
+
 def late_device(context: Context, function: Function) -> Iterator[Found]:
     """Yield a group that is made before the device is set, where a collective or a tensor comes between."""
     init = next((c for c in function.calls if c.name == INIT), None)
     late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
     if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
         return
-    if [g.test for g in init.place.guards] != [g.test for g in late.place.guards]:
+    around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
+    if any((ast.unparse(guard.test), guard.holds) not in around for guard in init.place.guards):
         return
     between = [
         c
@@ -118,13 +162,29 @@ def _on_cpu(context: Context, function: Function) -> bool:
 
 
 def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a file is a checkpoint of this program: weights of others were saved who knows where."""
     used = {name for name, found in function.assignments.items() for a in found if a.value is call.node}
-    loaded = any(
-        c.last == "load_state_dict" and (used & names_in(c.node) or any(part is call.node for part in ast.walk(c.node)))
+    loads_it = [
+        c
         for c in function.calls
-    )
-    saves = context.calls_in_component(function.module, "save")
-    return loaded and bool(CHECKPOINT.search(shown(call.node.args[0]))) and any(c.name == "torch.save" for c in saves)
+        if c.last == "load_state_dict"
+        and (used & names_in(c.node) or any(part is call.node for part in ast.walk(c.node)))
+    ]
+    saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
+    if not loads_it or not saves or any(keyword(c.node, "strict") is not None for c in loads_it):
+        return False
+    keys = {key for node in ast.walk(function.node) if (key := _key_of(node, used))}
+    return RESUMED.search(shown(call.node.args[0])) is not None or any(PROGRESS.search(key) for key in keys)
 
 
-RULES = (first_gpu, late_device, loads)
+def _key_of(node: ast.AST, used: set[str]) -> str:
+    """Return the key in `checkpoint["epoch"]` and `checkpoint.get("epoch")`."""
+    if isinstance(node, ast.Subscript) and dotted(node.value) in used and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        first = node.args[0]
+        return str(first.value) if dotted(node.func.value) in used and isinstance(first, ast.Constant) else ""
+    return ""
+
+
+RULES = (first_gpu, global_device, late_device, loads)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword
+from .module import Assignment, Call, Class, Function, Guard, dotted, is_constant, keyword, shown
 from .program import Program
 from .ranks import ALONE, Ranks, argument, is_off
 
@@ -18,17 +18,20 @@ COLLECTIVES = {
     *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "all_gather_coalesced"),
 }
 CERTAIN = {"barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list", "monitored_barrier"}
-# Methods that every rank must call, of objects that are made by these, or are called like this.
-METHODS: tuple[tuple[re.Pattern[str], frozenset[str]], ...] = (
+LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+# Methods that every rank must call, of objects that are called like this in files that import such a package.
+METHODS: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = (
     (
         re.compile(r"(?:.*\.)?_?accelerator"),
         frozenset({"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}),
+        frozenset({"accelerate"}),
     ),
-    (re.compile(r"(?:.*\.)?_?fabric"), frozenset({"barrier", "all_gather", "all_reduce", "broadcast"})),
-    (re.compile(r"(?:.*\.)?strategy"), frozenset({"barrier", "broadcast", "all_gather", "reduce"})),
+    (re.compile(r"(?:.*\.)?_?fabric"), frozenset({"barrier", "all_gather", "all_reduce", "broadcast"}), LIGHTNING),
+    (re.compile(r"(?:.*\.)?strategy"), frozenset({"barrier", "broadcast", "all_gather", "reduce"}), LIGHTNING),
     (
         re.compile(r"(?:.*\.)?hvd|horovod\.torch"),
         frozenset({"allreduce", "allgather", "broadcast", "broadcast_object"}),
+        frozenset({"horovod"}),
     ),
 )
 # Functions of libraries that call a collective.
@@ -62,6 +65,9 @@ MAX_DEPTH = 12
 MOVES = {"to", "cuda", "train", "eval", "float", "half", "requires_grad_"}  # methods that return the model itself
 QUIET = {"no_grad", "inference_mode"}
 BUFFERS = re.compile(r"Batch_?Norm|InstanceNorm|spectral_norm|torchvision|timm")
+BUFFERED = re.compile(
+    r"torch\.nn\.(?:Sync)?BatchNorm\w*|torchvision\.models\.(?:resne|wide_resnet|densenet|mobilenet|regnet|shufflenet)\w*"
+)
 BUFFERLESS = {f"torch.nn.{name}" for name in ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU")}
 
 
@@ -74,6 +80,12 @@ class Effect:
     via: tuple[str, ...] = ()
     where: str = ""
     quiet: bool = False  # a forward pass without gradients
+    doubt: str = ""  # what is not known about the way to it: that a condition is met, or which function a call means
+
+    @property
+    def sure(self) -> bool:
+        """Tell whether it is reached whenever several processes come to the call."""
+        return not self.doubt
 
     def words(self) -> str:
         """Return it in words: `barrier (through synchronize, in utils/dist.py line 12)`."""
@@ -98,6 +110,7 @@ class Effects:
             return [direct]
         target = self.program.called(call)
         found = list(self.inside(target)) if target is not None and target is not call.function else []
+        found = [replace(effect, doubt=self.unclear(call, effect) or effect.doubt) for effect in found]
         if target is not None and not found:
             forward = self._forward_through(call, target)
             found = [forward] if forward else []
@@ -118,9 +131,10 @@ class Effects:
         if self._from_star(call) and not _of_group(call, last):
             return Effect("collective", last)
         owner = dotted(call.node.func).rpartition(".")[0]
-        for pattern, methods in METHODS:
+        for pattern, methods, packages in METHODS:
             if last in methods and owner and pattern.fullmatch(owner):
-                return Effect("collective", f"{owner}.{last}")
+                known = packages & {written.partition(".")[0] for written, _ in call.function.module.relative.values()}
+                return Effect("collective", f"{owner}.{last}", doubt="" if known else f"what `{owner}` is")
         if not owner and last in CERTAIN and last in call.function.module.relative:
             written, inside = call.function.module.relative[last]
             if inside and self.program.lookup(call.function.module, last) is None and "thread" not in written:
@@ -215,17 +229,29 @@ class Effects:
         if found is None or is_constant(keyword(found[1], "broadcast_buffers"), False):
             return False
         owner, wrap = found
+        values = self._models(owner, wrap)
+        read = [made for value in values if (made := self._made(owner, value)) is not None]
+        if not read:
+            return not any(owner.module.full_name(_innermost(v).func) in BUFFERLESS for v in values)
+        return self._has_buffers(read)
+
+    def is_read(self, function: Function, name: str) -> bool:
+        """Tell whether it is known if the model in a DDP variable has buffers: its class is here, or is a known one."""
+        found = self.wrap(function, name)
+        if found is None:
+            return False
+        models = self._models(*found)
+        names = (found[0].module.full_name(_innermost(value).func) for value in models)
+        return any(self._made(found[0], value) for value in models) or any(BUFFERED.fullmatch(name) for name in names)
+
+    def _models(self, owner: Function, wrap: ast.Call) -> list[ast.Call]:
+        """Return the calls that make the model which a call of DistributedDataParallel wraps."""
         model = wrap.args[0] if wrap.args else keyword(wrap, "module")
         while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in MOVES:
             model = model.func.value
-        values = [model] if isinstance(model, ast.Call) else []
         if model is not None and dotted(model):
-            values = [a.value for a in self.program.assigned(owner, dotted(model)) if isinstance(a.value, ast.Call)]
-        classes = [self._made(owner, value) for value in values]
-        read = [made for made in classes if isinstance(made, Class)]
-        if not read:
-            return not any(owner.module.full_name(_innermost(v).func) in BUFFERLESS for v in values if v)
-        return self._has_buffers(read)
+            return [a.value for a in self.program.assigned(owner, dotted(model)) if isinstance(a.value, ast.Call)]
+        return [model] if isinstance(model, ast.Call) else []
 
     def _made(self, function: Function, value: ast.expr | None) -> Class | None:
         if not isinstance(value, ast.Call) or not dotted(_innermost(value).func):
@@ -268,20 +294,43 @@ class Effects:
             if direct is not None:
                 if direct.kind == "forward" and dotted(call.node.func) in function.parameters:
                     continue  # that depends on who calls it
-                effects = [Effect(direct.kind, direct.name, (function.name,), self.where(call), direct.quiet)]
+                doubt = self._doubt(call)
+                effects = [Effect(direct.kind, direct.name, (function.name,), self.where(call), direct.quiet, doubt)]
             else:
                 target = self.program.called(call)
                 if target is None or target is function:
                     continue
                 quiet = without_gradients(call)
+                doubt = self._doubt(call)
                 effects = [
-                    Effect(e.kind, e.name, (function.name, *e.via), e.where, quiet or e.quiet)
+                    Effect(
+                        *(e.kind, e.name, (function.name, *e.via), e.where, quiet or e.quiet),
+                        doubt=doubt or self.unclear(call, e) or e.doubt,
+                    )
                     for e in self.inside(target, depth + 1)
                 ]
             for effect in effects:
-                found.setdefault(effect.name, effect)
+                if effect.name not in found or (effect.sure and not found[effect.name].sure):
+                    found[effect.name] = effect
         self._summary[key] = list(found.values())
         return self._summary[key]
+
+    def _doubt(self, call: Call) -> str:
+        """Return the condition in a helper that may keep all ranks from a call, if there is one."""
+        for guard in call.place.guards:
+            several = self.ranks.alone(call.function, [Guard(guard.test, not guard.holds, guard.line)])
+            if not several and guard.early != "raise":
+                return (
+                    f"whether `{shown(guard.test, 40)}` {'holds' if guard.holds else 'fails'} in `{call.function.name}`"
+                )
+        return ""
+
+    def unclear(self, call: Call, effect: Effect) -> str:
+        """Return why it is not certain that a call comes to an effect of the function which it is taken to mean."""
+        others = (self.inside(other) for other in self.program.overrides(call))
+        agree = all(any(e.name == effect.name and e.sure for e in effects) for effects in others)
+        known = self.program.unambiguous(call) and agree
+        return "" if known else f"which function `{shown(call.node.func, 40)}` means there"
 
     def where(self, call: Call) -> str:
         """Return `utils/dist.py line 12` for a call."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .context import Context, Found, part_of_try
 from .effects import Effect, walk_body
 from .module import Call, Exit, Function, Guard, dotted, is_constant, names_in, shown
+from .program import FOREIGN
 from .ranks import Who
+from .stops import tries_again
 
 OF_KIND = {
     "forward": "DDP103",
@@ -55,7 +58,64 @@ def lonely(context: Context, function: Function) -> Iterator[Found]:
         if paired or key in seen or _other_branch(context, function, guard, name):
             continue
         seen.add(key)
-        yield _lonely(context, function, call, effect, guard, who)
+        told = _lonely(context, function, call, effect, guard, who)
+        doubt = context.doubts.of(call, effect, guard, who) or _elsewhere(context, call, guard, who, reached)
+        yield replace(told, rule="DDP606", message=f"{told.message}; not decided: {doubt}") if doubt else told
+
+
+Reached = tuple[Call, Effect, Guard, Who]
+
+
+def _elsewhere(context: Context, call: Call, guard: Guard, who: Who, reached: list[Reached]) -> str:
+    """Return what the other ranks may do meanwhile, if that is not known: they may come to the same collective."""
+    function = call.function
+    for other, _, theirs, whose in reached:
+        if other is not call and theirs.test is not guard.test and _complement(guard, who, theirs, whose):
+            return f"whether the other ranks come to `{shown(other.node, 40)}`"
+    if not is_used(context, function):
+        return f"what calls `{function.name}`"
+    for other in function.calls:
+        opposite = any(g.test is guard.test and g.holds != guard.holds and not g.early for g in other.place.guards)
+        if opposite and not _is_known(context, other):
+            return f"what the other ranks do in `{shown(other.node, 40)}`"
+    left = _leaving(function, guard)
+    if left is not None and not guard.early and any(_behind(context, function, call, left)):
+        return f"whether the other ranks come to what stands behind line {function.module.position(left.lineno)[1]}"
+    return ""
+
+
+def is_used(context: Context, function: Function) -> bool:
+    """Tell whether a function may be called: its name stands somewhere, or files that are not here may import it."""
+    if isinstance(function.node, ast.Module) or function.name.startswith("__") or function.node.decorator_list:
+        return True
+    module = function.module
+    closed = module.runs_itself or any(module in context.program.imports_of(m) for m in context.program.modules)
+    return not closed or context.is_named(function.name)
+
+
+def _is_known(context: Context, call: Call) -> bool:
+    """Tell whether it is known that a call is no collective, or one that was looked into."""
+    if context.program.called(call) is not None or "." not in call.name:
+        return True
+    first = call.name.partition(".")[0]
+    return (
+        first in KNOWN_OWNERS or first in FOREIGN or bool(re.search(r"log|writer|print|bar|timer", call.name.lower()))
+    )
+
+
+def _leaving(function: Function, guard: Guard) -> ast.stmt | None:
+    """Return the statement by which the branch that a guard opens leaves the function or the turn of a loop."""
+    for test, _, _ in function.tests:
+        if test.test is guard.test:
+            body = test.body if guard.holds else test.orelse
+            return body[-1] if body and isinstance(body[-1], (ast.Return, ast.Continue, ast.Break)) else None
+    return None
+
+
+def _behind(context: Context, function: Function, call: Call, left: ast.stmt) -> Iterator[bool]:
+    for other in function.calls:
+        if other.order > call.order and other.node.lineno > left.lineno and context.effects.of(other):
+            yield True
 
 
 def _ends_job(function: Function, guard: Guard) -> bool:
@@ -391,6 +451,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             step is None
             or not place.loops
             or _only_timed(function, place.loops[-1], step)
+            or (step.last != "backward" and tries_again(node, place.loops[-1]))  # a finding of its own
             or any(context.ranks.guard(function, guard) for guard in place.guards)
         ):
             continue
@@ -439,11 +500,18 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
         if not part or context.ranks.partial(call) is not None or not _may_fail_alone(context, function, call):
             continue
         effects = context.effects.of(call)
+        if effects and effects[0].kind != "forward" and not _answered(function, call) and _tells(function, call):
+            continue
         if effects and effects[0].kind != "forward" and not _answered(function, call):
             when = "only the rank that failed comes here" if part == "except" else "a rank that failed comes here alone"
             message = f"{when}, and waits in {effects[0].words()} for the others until the timeout"
             fix = f"delete `{shown(call.node, 40)}` from `{part}`, or move it behind the `try`, where all ranks come"
-            yield Found("DDP114", function.module, call.node, message, fix)
+            doubt = "" if _fails_in_a_step(context, function, call) else "whether one rank alone can fail there"
+            doubt = doubt or effects[0].doubt or context.doubts.of_place(call)
+            if doubt:
+                yield Found("DDP606", function.module, call.node, f"{message}; not decided: {doubt}", fix)
+            else:
+                yield Found("DDP114", function.module, call.node, message, fix)
         elif call.name == "torch.distributed.destroy_process_group" and part == "except":
             message = (
                 "destroying the group after an exception hides which rank failed: the others report a lost connection"
@@ -463,6 +531,24 @@ def _may_fail_alone(context: Context, function: Function, call: Call) -> bool:
             if any(inner is node and where == "body" for inner, where in other.place.tries) and not _reads(other):
                 return True
     return False
+
+
+def _fails_in_a_step(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a step of all ranks stands in the body of the `try` itself: a backward pass, or a collective."""
+    outer = {id(node) for node, part in call.place.tries if part in ("except", "finally")}
+    for other in function.calls:
+        if any(id(node) in outer and part == "body" for node, part in other.place.tries):
+            effects = context.effects.of(other)
+            if other.last == "backward" or any(effect.sure for effect in effects):
+                return True
+    return False
+
+
+def _tells(function: Function, call: Call) -> bool:
+    """Tell whether a collective shares out whether a rank has failed: that is what it is there for."""
+    names = {name for arg in _arguments(call.node) for name in names_in(arg)}
+    words = re.compile(r"fail|error|exc|status|ok$|success|flag|stop", re.IGNORECASE)
+    return any(words.search(name) for name in names)
 
 
 def _catches_failures(node: ast.Try, call: Call) -> bool:

@@ -8,12 +8,15 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePosixPath
 
 from ..files import SourceFile
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOP = (ast.For, ast.AsyncFor, ast.While)
 LEAVING_CALLS = {"sys.exit", "exit", "quit", "os._exit", "os.abort"}
+LEAVES = {ast.Name, ast.Constant, ast.Lambda}  # expressions in which no call is made where they stand
 MAGIC = re.compile(r"\s*(?:[%!]|[\w.]+\?+\s*$)")  # of IPython, in a notebook's cell
 
 
@@ -51,7 +54,7 @@ class Call:
     function: Function
     order: int
 
-    @property
+    @cached_property
     def last(self) -> str:
         """Return the last part of the name."""
         return self.name.rpartition(".")[2]
@@ -95,7 +98,7 @@ class Function:
     loops: list[tuple[ast.stmt, Place]] = field(default_factory=list)
     inner: dict[str, Function] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def parameters(self) -> list[str]:
         """Return the names of the parameters that can be given by position, then the others."""
         if isinstance(self.node, ast.Module):
@@ -133,6 +136,22 @@ class Module:
 
     def __post_init__(self) -> None:
         self.body = Function(self, "", self.tree)
+
+    @cached_property
+    def is_package(self) -> bool:
+        """Tell whether the file is a package's `__init__.py`."""
+        return PurePosixPath(self.file.inside).stem == "__init__"
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Return `("a", "b")` for a/b.py and for a/b/__init__.py."""
+        path = PurePosixPath(self.file.inside).with_suffix("")
+        return path.parts[:-1] if self.is_package else path.parts
+
+    @property
+    def runs_itself(self) -> bool:
+        """Tell whether the file is a program: it has a test of `__name__`."""
+        return any("__name__" in ast.unparse(test.test) for test, _, _ in self.body.tests)
 
     def position(self, line: int) -> tuple[int, int]:
         """Return (cell, line in it) for a notebook, else (0, line)."""
@@ -346,9 +365,8 @@ class _Reader:
         return ""
 
     def _simple(self, node: ast.stmt, place: Place, function: Function) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                self._expression(child, place, function)
+        for child in _children(node):
+            self._expression(child, place, function)
         if kind := self._leaves([node]):
             function.exits.append(Exit(node, kind, place, self.order))
         elif isinstance(node, ast.Assign):
@@ -376,29 +394,44 @@ class _Reader:
 
     def _expression(self, node: ast.expr, place: Place, function: Function) -> None:
         """Record the calls in an expression; those in a lambda come later, from wherever, so they are left out."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        kind = type(node)
+        if kind in LEAVES:
+            return
+        if kind is ast.Call:
+            self._call(node, place, function)  # type: ignore[arg-type]
+        elif kind is ast.IfExp or kind is ast.BoolOp:
+            self._choice(node, place, function)
+        else:
+            for child in _children(node):
+                self._expression(child, place, function)
+            if isinstance(node, ast.NamedExpr):
+                self.order += 1
+                name = dotted(node.target)
+                found = Assignment(name, node.value, ast.Pass(), place, self.order)
+                function.assignments.setdefault(name, []).append(found)
+
+    def _call(self, node: ast.Call, place: Place, function: Function) -> None:
+        if type(node.func) is not ast.Name:
+            self._expression(node.func, place, function)
+        for argument in node.args:
+            self._expression(argument, place, function)
+        for word in node.keywords:
+            self._expression(word.value, place, function)
+        function.calls.append(Call(node, self.module.full_name(node.func), place, function, self.order))
+
+    def _choice(self, node: ast.expr, place: Place, function: Function) -> None:
+        """Record the calls of `a if test else b`, `a and b`, `a or b`: each stands under what was tested before it."""
         if isinstance(node, ast.IfExp):
             self._expression(node.test, place, function)
             self._expression(node.body, place.under(Guard(node.test, True, node.lineno)), function)
             self._expression(node.orelse, place.under(Guard(node.test, False, node.lineno)), function)
-            return
-        if isinstance(node, ast.BoolOp):
+        elif isinstance(node, ast.BoolOp):
             holds = isinstance(node.op, ast.And)
             for before, value in enumerate(node.values):
                 guards = [Guard(test, holds, node.lineno) for test in node.values[:before]]
                 self._expression(value, place.under(*guards), function)
-            return
-        if isinstance(node, ast.Lambda):
-            return
-        for child in _children(node):
-            self._expression(child, place, function)
-        if isinstance(node, ast.Call):
-            call = Call(node, self.module.full_name(node.func), place, function, self.order)
-            function.calls.append(call)
-        elif isinstance(node, ast.NamedExpr):
-            self.order += 1
-            name = dotted(node.target)
-            found = Assignment(name, node.value, ast.Pass(), place, self.order)
-            function.assignments.setdefault(name, []).append(found)
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -414,12 +447,11 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
                 stack.extend(reversed(inner))
 
 
-def _children(node: ast.expr) -> Iterator[ast.expr]:
+def _children(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions right below a node, and those of its keywords and comprehensions."""
     for name in node._fields:
         value = getattr(node, name, None)
-        if isinstance(value, ast.expr):
-            yield value
-        elif isinstance(value, list):
+        if isinstance(value, list):
             for one in value:
                 if isinstance(one, ast.expr):
                     yield one
@@ -428,6 +460,8 @@ def _children(node: ast.expr) -> Iterator[ast.expr]:
                 elif isinstance(one, ast.comprehension):
                     yield one.iter
                     yield from one.ifs
+        elif isinstance(value, ast.expr):
+            yield value
 
 
 def dotted(node: ast.AST) -> str:

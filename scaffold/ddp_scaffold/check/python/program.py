@@ -6,7 +6,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from functools import cached_property
 
 from .module import Assignment, Call, Class, Function, Module, dotted
 
@@ -18,6 +18,7 @@ FOREIGN = {
 }
 # Names of methods that many classes have: which of them a call means is not known from the name.
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
+PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
 class Program:
@@ -28,7 +29,7 @@ class Program:
         self.by_last: dict[str, list[tuple[tuple[str, ...], Module]]] = defaultdict(list)
         self.methods: dict[str, list[Function]] = defaultdict(list)
         for module in self.modules:
-            parts = module_parts(module)
+            parts = module.parts
             if parts:
                 self.by_last[parts[-1]].append((parts, module))
             for found in module.classes.values():
@@ -36,6 +37,7 @@ class Program:
                     self.methods[name].append(method)
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
+        self._unambiguous: dict[int, bool] = {}
         self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
         self._stars: dict[int, list[Module]] = {}
         self._imports_of: dict[int, list[Module]] = {}
@@ -64,8 +66,8 @@ class Program:
         return self._imported[key]
 
     def _find(self, module: Module, written: str) -> Module | None:
-        here = module_parts(module)
-        folder = here if _is_package(module) else here[:-1]
+        here = module.parts
+        folder = here if module.is_package else here[:-1]
         level = len(written) - len(written.lstrip("."))
         parts = tuple(part for part in written.split(".") if part)
         if level:
@@ -213,6 +215,59 @@ class Program:
             return self.method(found, "__init__")
         return found if isinstance(found, Function) else None
 
+    def unambiguous(self, call: Call) -> bool:
+        """Tell whether a call can only mean the function that `called` returns.
+
+        It does not where the name is defined twice, where the object may be of another class, or where a decorator may
+        do something else. Methods of subclasses are `overrides`.
+        """
+        if id(call) not in self._unambiguous:
+            target = self.called(call)
+            self._unambiguous[id(call)] = target is not None and self._only(call, target)
+        return self._unambiguous[id(call)]
+
+    def _only(self, call: Call, target: Function) -> bool:
+        if isinstance(target.node, ast.Module) or any(not _is_plain(d) for d in target.node.decorator_list):
+            return False
+        alike = [f for f in target.module.functions if f.name == target.name and f.owner is target.owner]
+        if sum(f.of_class is target.of_class for f in alike) > 1 or target.name in target.module.body.assignments:
+            return False
+        name = dotted(call.node.func)
+        first, _, rest = name.partition(".")
+        if target.of_class is None:
+            return not any(first in f.assignments or first in f.parameters for f in _chain(call.function)[:-1])
+        if (first in ("self", "cls") and "." not in rest) or not name or target.name == "__init__":
+            return True
+        return self.class_of(call.function, name.rpartition(".")[0]) is not None
+
+    def overrides(self, call: Call) -> list[Function]:
+        """Return the methods of subclasses, direct or not, that a call of `self.f()` may mean as well."""
+        target = self.called(call)
+        if target is None or target.of_class is None or dotted(call.node.func).partition(".")[0] not in ("self", "cls"):
+            return []
+        found: dict[int, Function] = {}
+        waiting, seen = [target.of_class.name], set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for child in self._children[name]:
+                if child is not target.of_class and target.name in child.methods:
+                    found[id(child)] = child.methods[target.name]
+                waiting.append(child.name)
+        return list(found.values())
+
+    @cached_property
+    def _children(self) -> dict[str, list[Class]]:
+        """Return the classes that name a class, by the last part of that name, as a base."""
+        found: dict[str, list[Class]] = defaultdict(list)
+        for module in self.modules:
+            for made in module.classes.values():
+                for base in made.bases:
+                    found[base.rpartition(".")[2]].append(made)
+        return found
+
     def _on_expression(self, call: Call) -> Function | None:
         """Resolve `super().f()` and `Class(...).f()`."""
         func = call.node.func
@@ -271,11 +326,6 @@ def _chain(function: Function) -> list[Function]:
     return found
 
 
-def module_parts(module: Module) -> tuple[str, ...]:
-    """Return `("a", "b")` for a/b.py and for a/b/__init__.py."""
-    path = PurePosixPath(module.file.inside).with_suffix("")
-    return path.parts[:-1] if path.name == "__init__" else path.parts
-
-
-def _is_package(module: Module) -> bool:
-    return PurePosixPath(module.file.inside).stem == "__init__"
+def _is_plain(decorator: ast.expr) -> bool:
+    """Tell whether a decorator leaves it to the function what a call does."""
+    return dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2] in PLAIN

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Assignment, Call, Function, Guard, dotted, is_constant, shown
+from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -37,6 +37,7 @@ SEVERAL = re.compile(
     r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
 )
 COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks)|n_?procs")
+RANK_ZERO = ast.parse("rank == 0", mode="eval").body  # the condition of a decorator
 INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
 
 
@@ -47,9 +48,18 @@ class Ranks:
         self.program = program
         self._who: dict[tuple[int, str], Who | None] = {}
         self._first_only: dict[tuple[int, str], bool] = {}
+        self._made: dict[int, list[Call]] = {}
+        self._guards: dict[tuple[int, bool, str], Who | None] = {}
+        self._alones: dict[tuple[int, bool], bool] = {}
 
     def guard(self, function: Function, guard: Guard) -> Who | None:
         """Return which ranks get past a guard, or None if all do or it is not known."""
+        key = (id(guard.test), guard.holds, guard.early)
+        if key not in self._guards:
+            self._guards[key] = self._guard_now(function, guard)
+        return self._guards[key]
+
+    def _guard_now(self, function: Function, guard: Guard) -> Who | None:
         if guard.holds:
             return self.who(function, guard.test)
         if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or):  # neither holds where one goes on
@@ -64,11 +74,14 @@ class Ranks:
     def partial(self, call: Call) -> tuple[Guard, Who] | None:
         """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
         guards = call.place.guards
+        if not guards and isinstance(call.function.node, ast.Module):
+            return None
         if self.alone(call.function, guards) or call.function.name in ("__enter__", "__exit__"):  # one is half of it
             return None
-        made = [c.node.lineno for c in call.function.calls if c.last == "init_process_group" and c.order < call.order]
         for guard in guards:
-            if guard.early and any(guard.line < line for line in made):
+            if guard.early and any(
+                guard.line < c.node.lineno and c.order < call.order for c in self._inits(call.function)
+            ):
                 continue  # whoever left before the group was made is not in it
             if guard.early and any(
                 is_off(call.function, value.id)
@@ -80,12 +93,27 @@ class Ranks:
                 return guard, who
         if self.decorated(call.function):
             line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
-            return Guard(ast.Name(id="rank == 0", ctx=ast.Load()), True, line), "first"
+            return Guard(RANK_ZERO, True, line), "first"
         return None
+
+    def partial_place(self, function: Function, place: Place) -> bool:
+        """Tell whether only some ranks, or a program of one process, come to a place."""
+        return self.alone(function, place.guards) or any(self.guard(function, guard) for guard in place.guards)
+
+    def _inits(self, function: Function) -> list[Call]:
+        if id(function) not in self._made:
+            self._made[id(function)] = [c for c in function.calls if c.last == "init_process_group"]
+        return self._made[id(function)]
 
     def alone(self, function: Function, guards: Sequence[Guard]) -> bool:
         """Tell whether conditions hold in a program of one process only: `local_rank == -1`, `not args.distributed`."""
-        return any(self._alone(function, guard.test, guard.holds) for guard in guards)
+        return any(self._is_alone(function, guard.test, guard.holds) for guard in guards)
+
+    def _is_alone(self, function: Function, test: ast.expr, holds: bool) -> bool:
+        key = (id(test), holds)
+        if key not in self._alones:
+            self._alones[key] = self._alone(function, test, holds)
+        return self._alones[key]
 
     def _alone(self, function: Function, test: ast.expr, holds: bool) -> bool:
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -104,8 +132,9 @@ class Ranks:
             else:
                 return False
             return (right, op) in (one if holds else several)
-        last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")[2]
-        return not holds and bool(SEVERAL.fullmatch(last))
+        owner, _, last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")
+        built = last == "is_available" and owner.rpartition(".")[2] in ("dist", "distributed")
+        return not holds and (built or bool(SEVERAL.fullmatch(last)))
 
     def decorated(self, function: Function) -> bool:
         """Tell whether a function has a decorator that lets rank 0 alone run it."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Call, Class, Function, dotted, is_constant, keyword, names_in, shown
+from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword, names_in, shown
+from .ranks import argument
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
-HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$)", re.IGNORECASE)
+HELD_OUT = re.compile(
+    r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
+)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
-CHECKPOINT = re.compile(r"ckpt|checkpoint|resume|pretrain|weight|snapshot|model", re.IGNORECASE)
 
 
 def loaders(context: Context, function: Function) -> Iterator[Found]:
@@ -37,6 +39,8 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue  # what is done with the samples stands here, and is no training
         if HELD_OUT.search(name) or call.place.guards or _shares_itself(context, function, call):
             continue
+        if not comes_to(context, function, name, _trained_on, held_out=False):
+            continue
         message = (
             f"every rank reads all samples of `{name}`: an epoch on n ranks reads each sample n times, and the ranks'"
             " gradients come from the same data instead of n parts of it"
@@ -44,6 +48,126 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
         dataset = shown(call.node.args[0] if call.node.args else keyword(call.node, "dataset") or call.node, 30)
         fix = f"give it sampler=DistributedSampler({dataset}) instead of shuffle=True, and call set_epoch at each epoch"
         yield Found("DDP201", function.module, call.node, message, fix)
+
+
+End = Callable[[Context, Function, Callable[[ast.expr], bool]], bool]
+
+
+def comes_to(context: Context, function: Function, name: str, end: End, held_out: bool, depth: int = 0) -> bool:
+    """Tell whether what a variable holds comes to an `end`: here, in what it is given to, or where it is returned."""
+    if depth > 3 or not name:
+        return False
+
+    def holds(node: ast.expr) -> bool:
+        return name in _names(node)
+
+    if name.startswith("self.") and function.of_class is not None:
+        return any(_given_on(context, m, holds, end, held_out, depth) for m in function.of_class.methods.values())
+    if _given_on(context, function, holds, end, held_out, depth):
+        return True
+    returned = [e.node for e in function.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
+    if not any(name in names_in(node) for node in returned):
+        return False
+    for site in context.program.sites.get(id(function), ()):
+        made = site.node
+        if _given_on(context, site.function, lambda node, made=made: made in ast.walk(node), end, held_out, depth):  # type: ignore[misc]
+            return True
+        given = [(n, a) for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
+        alike = [n for n, _ in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
+        wanted = [n for n, a in given if n == _at(a.node, _part_of(returned, name))] or alike
+        if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
+            return True
+    return False
+
+
+def _part_of(returned: list[ast.Return], name: str) -> tuple[int, int]:
+    """Return the number of a variable in the tuple that a function returns, and the length of that; or (0, 0)."""
+    for node in returned:
+        if isinstance(node.value, ast.Tuple):
+            names = [dotted(one) for one in node.value.elts]
+            if name in names:
+                return names.index(name), len(names)
+    return 0, 0
+
+
+def _at(statement: ast.stmt, part: tuple[int, int]) -> str:
+    """Return the name that an assignment gives to a part of a tuple, or an empty text."""
+    for target in getattr(statement, "targets", ()):
+        if isinstance(target, ast.Tuple) and len(target.elts) == part[1]:
+            return dotted(target.elts[part[0]])
+    return ""
+
+
+def _given_on(
+    context: Context,
+    function: Function,
+    holds: Callable[[ast.expr], bool],
+    end: End,
+    held_out: bool,
+    depth: int,
+) -> bool:
+    """Tell whether what `holds` recognises comes to its end in a function, or in one that the function gives it to."""
+    if end(context, function, holds):
+        return True
+    for call in function.calls:
+        target = context.program.called(call)
+        if target is None or target is function:
+            continue
+        for parameter in target.parameters:
+            value = argument(call, target, parameter) if parameter not in ("self", "cls") else None
+            if value is not None and holds(value) and comes_to(context, target, parameter, end, held_out, depth + 1):
+                return True
+    return False
+
+
+def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function loops over something with a backward pass in the loop."""
+    for loop, _ in function.loops:
+        if isinstance(loop, ast.For) and holds(loop.iter):
+            inner = [c for c in function.calls if loop in c.place.loops]
+            deep = (t for c in inner if (t := context.program.called(c)) is not None)
+            if any(c.last == "backward" for c in inner) or any(c.last == "backward" for t in deep for c in t.calls):
+                return True
+    return False
+
+
+def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
+    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    loops = [loop for loop in loops if not _keeps_by_index(loop)]
+    trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
+    return bool(loops) and not trains and reduces(context, function)
+
+
+def _keeps_by_index(loop: ast.For) -> bool:
+    """Tell whether results are put at the sample's own place, so that one that comes twice is kept once."""
+    given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    return any(
+        isinstance(target, ast.Subscript) and given & names_in(target.slice)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+    )
+
+
+def reduces(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a function takes results of the ranks together, itself or in what it calls."""
+    for call in function.calls:
+        if call.last in REDUCTIONS:
+            return True
+        target = context.program.called(call)
+        if target is not None and depth < 4 and reduces(context, target, depth + 1):
+            return True
+    return False
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {dotted(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
+
+
+def _made_by(assignment: Assignment, call: Call) -> bool:
+    value = assignment.value if assignment.value is not None else getattr(assignment.node, "value", None)
+    return value is call.node
 
 
 def _shares_itself(context: Context, function: Function, call: Call) -> bool:
@@ -98,7 +222,9 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
                 or _warns(function)
             ):
                 continue
-            if not is_constant(keyword(call.node, "drop_last"), True) and _counts(context, function):
+            loader = _loader_with(function, name)
+            counted = comes_to(context, function, loader, _reduced_on, held_out=True)
+            if counted and not is_constant(keyword(call.node, "drop_last"), True):
                 message = (
                     f"`{name or 'the sampler'}` pads the set to a multiple of the number of ranks by repeating samples,"
                     " and the metrics of the ranks, taken together, count those twice"
@@ -113,29 +239,13 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP202", function.module, call.node, message, fix)
 
 
-def _counts(context: Context, function: Function) -> bool:
-    """Tell whether results of validation may be taken together: its functions may call a reduction, over others."""
-    own = function.module
-    near = [own, *context.program.imports_of(own)]
-    for module in context.in_component(own):
-        if own in context.program.imports_of(module):
-            near += [module, *context.program.imports_of(module)]
-    waiting = [other for module in near for other in module.functions if HELD_OUT.search(other.name)]
-    if any(isinstance(loop, ast.For) and HELD_OUT.search(ast.unparse(loop.iter)) for loop, _ in function.loops):
-        waiting = []  # what the function does with the samples stands in it
-    waiting.append(function)
-    seen: set[int] = set()
-    while waiting:
-        here = waiting.pop()
-        if id(here) in seen:
-            continue
-        seen.add(id(here))
-        for call in here.calls:
-            if call.last in REDUCTIONS:
-                return True
-            if len(call.last) > 6 and call.last not in ("forward", "backward", "__init__"):  # names that many have
-                waiting += context.named(own, call.last)
-    return False
+def _loader_with(function: Function, sampler: str) -> str:
+    """Return the name of the loader that is given a sampler."""
+    for call in function.calls:
+        given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
+        if given is not None and sampler and sampler in _names(given):
+            return _assigned(function, call)
+    return ""
 
 
 def _warns(function: Function) -> bool:
@@ -259,7 +369,7 @@ def no_sync(context: Context, function: Function) -> Iterator[Found]:
         if backward is not None and before and not forward_inside and len(calls) <= 2:
             message = "DDP decides in the forward pass whether to reduce: this backward reduces in spite of no_sync()"
             fix = f"put the call of `{owner}` into `with {shown(entered)}` as well"
-            yield Found("DDP213", function.module, backward.node, message, fix)
+            yield Found("DDP409", function.module, backward.node, message, fix)
 
 
 def _is_optimizer(context: Context, call: Call) -> bool:

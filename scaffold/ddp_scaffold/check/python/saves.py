@@ -8,11 +8,14 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Call, Function, dotted, keyword, names_in, shown
+from .module import Assignment, Call, Function, dotted, keyword, names_in, shown
+from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
+PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
@@ -110,8 +113,16 @@ def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     return False
 
 
-def _constant_path(context: Context, function: Function, node: ast.expr) -> str | None:
+def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
     """Return the file name at the end of a path that no step or epoch changes, or None."""
+    if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
+        sites = context.program.sites.get(id(function), ())
+        given = [argument(site, function, node.id) for site in sites] if depth < 3 else []
+        found = {
+            _constant_path(context, site.function, value, depth + 1) if value is not None else None
+            for site, value in zip(sites, given, strict=False)
+        }
+        return found.pop() if len(found) == 1 else None
     if isinstance(node, ast.Name):
         assigned = context.program.assigned(function, node.id)
         if len(assigned) != 1 or assigned[0].value is None:
@@ -119,7 +130,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr) -> str 
         node = assigned[0].value
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    if isinstance(node, ast.Call) and dotted(node.func).endswith("path.join") and node.args:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
+        return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
+    if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         changing = {w for arg in node.args for w in names_in(arg) if re.search(r"epoch|step|iter|^i$|^e$|time", w)}
         last = node.args[-1]
         return str(last.value) if isinstance(last, ast.Constant) and not changing else None
@@ -175,7 +188,7 @@ def is_newest(node: ast.Call) -> bool:
 
 
 def not_loadable(context: Context, function: Function) -> Iterator[Found]:
-    """Yield an argparse.Namespace in a checkpoint that torch.load refuses since PyTorch 2.6 (weights_only=True)."""
+    """Yield what torch.load refuses since PyTorch 2.6 (weights_only=True): a Namespace, a number of numpy."""
     if not context.plain(function.module):
         return
     component = context.calls_in_component(function.module, "load")
@@ -191,23 +204,72 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
         for value in values:
-            if not isinstance(value, ast.Dict):
-                continue
-            for key, held in zip(value.keys, value.values, strict=True):
-                if (
-                    isinstance(held, ast.Name)
-                    and held.id in ("args", "opt", "opts")
-                    and _parsed(context, function, held.id)
-                ):
-                    first = strict[0]
-                    _, line = first.function.module.position(first.node.lineno)
-                    where = f"{first.function.module.file.path} line {line}"
-                    message = (
-                        f"`{held.id}` is an argparse.Namespace, which torch.load refuses since PyTorch 2.6"
-                        f" (weights_only is True): this checkpoint cannot be loaded ({where})"
-                    )
-                    fix = f"save `vars({held.id})` under {shown(key) if key else 'its key'}"
-                    yield Found("DDP305", function.module, held, message, fix)
+            if isinstance(value, ast.Dict):
+                yield from _refused(context, function, value, strict[0])
+
+
+def _refused(context: Context, function: Function, saved: ast.Dict, load: Call) -> Iterator[Found]:
+    _, line = load.function.module.position(load.node.lineno)
+    where = f"{load.function.module.file.path} line {line}"
+    for key, held in zip(saved.keys, saved.values, strict=True):
+        named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
+        if isinstance(held, ast.Name) and named and _parsed(context, function, held.id):
+            what, instead = "an argparse.Namespace", f"vars({held.id})"
+        elif _is_of_numpy(context, function, held):
+            what, instead = "a number of numpy", f"float({shown(held, 30)})"
+        else:
+            continue
+        message = (
+            f"`{shown(held, 30)}` is {what}, which torch.load refuses since PyTorch 2.6"
+            f" (weights_only is True): this checkpoint cannot be loaded ({where})"
+        )
+        fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
+        yield Found("DDP305", function.module, held, message, fix)
+
+
+def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, depth: int = 0) -> bool:
+    """Tell whether an expression surely is a number of numpy in some turn of a loop, as `np.mean(...)` is."""
+    if node is None or depth > 6:
+        return False
+    if isinstance(node, ast.BinOp):
+        return any(_is_of_numpy(context, function, side, depth + 1) for side in (node.left, node.right))
+    if isinstance(node, ast.Call):
+        name = function.module.full_name(node.func)
+        if name.startswith("numpy.") and name.rpartition(".")[2] in NUMPY and name.count(".") == 1:
+            return not any(word.arg in ("axis", "keepdims") for word in node.keywords) and len(node.args) == 1
+        if name in ("max", "min"):
+            return any(_is_of_numpy(context, function, arg, depth + 1) for arg in node.args)
+        return _returns_numpy(context, function, node, None, depth)
+    if isinstance(node, ast.Name) and node.id not in function.parameters:
+        found = function.assignments.get(node.id, ())
+        return any(_assigns_numpy(context, function, one, node.id, depth) for one in found)
+    return False
+
+
+def _assigns_numpy(context: Context, function: Function, assignment: Assignment, name: str, depth: int) -> bool:
+    if assignment.value is not None:
+        return _is_of_numpy(context, function, assignment.value, depth + 1)
+    statement = assignment.node
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return False
+    for target in statement.targets:
+        names = [dotted(one) for one in target.elts] if isinstance(target, ast.Tuple) else []
+        if name in names:
+            return _returns_numpy(context, function, statement.value, names.index(name), depth)
+    return False
+
+
+def _returns_numpy(context: Context, function: Function, node: ast.Call, part: int | None, depth: int) -> bool:
+    """Tell whether a function of these files returns a number of numpy, by itself or as a part of a tuple."""
+    call = next((c for c in function.calls if c.node is node), None)
+    target = context.program.called(call) if call is not None else None
+    if target is None:
+        return False
+    values = [e.node.value for e in target.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
+    if part is not None:
+        tuples = [value for value in values if isinstance(value, ast.Tuple) and part < len(value.elts)]
+        values = [value.elts[part] for value in tuples] if len(tuples) == len(values) else []
+    return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
 
 
 def _parsed(context: Context, function: Function, name: str) -> bool:

@@ -20,7 +20,7 @@ from .starts import starting_rules
 VENDOR = re.compile(r"NCCL_FASTRAK_|NCCL_GPUDIRECTTCPX_")
 CHOSEN = ("DDP250", "DDP657")
 TEST = re.compile(r"(?:^|/)(?:tests/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")  # they have faults on purpose
-OF_GROUPS = ("DDP159", "DDP556")
+OF_GROUPS = ("DDP660", "DDP556")
 MAKES_GROUP = re.compile(r"init_process_group|deepspeed|DistributedDataParallel|Trainer\(|Accelerator\(|Fabric\(|FSDP")
 READ = re.compile(r"(?:environ(?:\.get|\.pop)?|getenv)\s*[\[(]\s*[\"']([A-Z][A-Z0-9_]+)[\"']\s*[\]),](?!\s*=[^=])")
 PINNED = re.compile(r"[\"']torch\s*((?:[=<>~!]=?\s*[\d.]+(?:\+\w+)?[\s,]*)+)[\"';]")
@@ -156,7 +156,7 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
     settings = list(_environ(tree, file.path))
     found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
     if re.search(r"cuda_?graph", file.text, re.IGNORECASE):  # PyTorch's notes on CUDA graphs with DDP ask for it
-        found = [one for one in found if one.rule != "DDP160"]
+        found = [one for one in found if one.rule != "DDP661"]
     if not MAKES_GROUP.search(file.text):  # for which the variable is meant is not known
         found = [one for one in found if one.rule not in OF_GROUPS]
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])

@@ -57,19 +57,11 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
         "a batch script runs on the first node alone",
     ),
     (
-        159,
-        "blocking-wait",
-        "TORCH_NCCL_BLOCKING_WAIT=1",
-        ("NCCL's watchdog is not started, and nothing limits a hang of DDP"),
-    ),
-    (160, "errors-only-logged", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2", "a timeout is logged, and no process ends"),
-    (
         161,
         "infinite-timeout",
         "NCCL_IB_TIMEOUT=0, or 32 and more",
         ("the adapter waits for ever for a peer that is gone"),
     ),
-    (162, "no-heartbeat-monitor", "TORCH_NCCL_ENABLE_MONITORING=0", "nothing ends a process whose watchdog is stuck"),
     (164, "value-ends-the-process", "a value that torch cannot read", "each process ends as it makes its group"),
     (
         165,
@@ -185,7 +177,7 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
     (650, "directive-is-a-comment", "a single `# SBATCH` among others", "it may be off on purpose, or not"),
     (651, "fixed-port", "a port that is written down", "a second job on the node finds it taken"),
     (652, "ephemeral-port", "a port from 32768 to 60999", "Linux gives these to any connection"),
-    (653, "old-launcher", "torch.distributed.launch", "deprecated since torch 1.10"),
+    (653, "old-launcher", "torch.distributed.launch", "deprecated since torch 1.9"),
     (654, "abort-can-hang", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "ncclCommAbort can hang itself; 3 does without it"),
     (
         655,
@@ -202,6 +194,14 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
         ("after a hang nothing tells which rank did not come"),
     ),
     (659, "value-out-of-range", "NCCL_IB_RETRY_CNT above 7", "the field has three bits"),
+    (
+        660,
+        "blocking-wait",
+        "TORCH_NCCL_BLOCKING_WAIT=1",
+        ("NCCL's watchdog is not started, and nothing limits a hang of DDP"),
+    ),
+    (661, "errors-only-logged", "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2", "a timeout is logged, and no process ends"),
+    (662, "no-heartbeat-monitor", "TORCH_NCCL_ENABLE_MONITORING=0", "nothing ends a process whose watchdog is stuck"),
 )
 
 SCRIPTS: tuple[Described, ...] = tuple(described(*row) for row in _ROWS)

@@ -329,7 +329,7 @@ def _workers(job: Job, launch: Launch) -> Iterator[Finding]:
 
 def _old(job: Job, launch: Launch) -> Iterator[Finding]:
     if launch.program == "launch":
-        message = "torch.distributed.launch is deprecated since torch 1.10; torchrun takes its place."
+        message = "torch.distributed.launch is deprecated since torch 1.9; torchrun (since 1.10) takes its place."
         fix = "Use torchrun with the same options (without --use-env), and read LOCAL_RANK instead of --local-rank."
         yield finding("DDP653", _where(job, launch), message, fix)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 OPERATORS = ("&&", "||", ";;&", ";&", ";;", "|&", "&>>", "&>", ";", "|", "&", "(", ")", "\n")
@@ -66,6 +67,9 @@ class _Reader:
                 if (body.lstrip("\t") if tabs else body) == end:
                     break
         self.heredocs = []
+
+
+SPECIAL = re.compile(r"[$`~'\"\\]")
 
 
 def tokens(text: str, line: int = 1, column: int = 1) -> Iterator[Token]:
@@ -189,8 +193,11 @@ def _balanced(text: str, at: int, opening: str, closing: str) -> int:
     return at
 
 
+@lru_cache(maxsize=1 << 16)
 def unquoted(raw: str) -> str | None:
     """Return a word without its quotes, or None if the shell would expand something in it."""
+    if not SPECIAL.search(raw):
+        return raw
     parts, at = [], 0
     while at < len(raw):
         char = raw[at]

@@ -6,6 +6,7 @@ Names are imported at their first use, since launch scripts start parts of the p
 The map, from top to bottom: a module imports from its own line and from the lines below, never from one above.
 
     inference               the commands that evaluate a checkpoint of a run, and draw from it
+    adopted                 what a loop that was there before calls: it stops, and resumes
     session variables       `with session(...) as run`, from the start to the exit code; the settings of existing code
     preflight/              before the job: what is wrong with which machine or link
     watch/                  who is to blame for a hang (verdict), an exception (blame); stragglers are told (slow_ranks)
@@ -28,6 +29,7 @@ The map, from top to bottom: a module imports from its own line and from the lin
     faults                  fault injection
     start/                  from the launcher's variables to process groups; why a run stops (stop), who owns it (owner)
     report/                 what a run writes about itself: outcome.json, report.md, the picture of a failure
+    best                    which checkpoint is the best, by the metrics in their manifests
     kinds                   the kinds of outcome, and what to do about each
     rank_state              the state that a rank publishes
     rng errors clocks       states of random generators; exit codes and exceptions; every timeout

@@ -32,7 +32,10 @@ def _either(text: str) -> dict[int, str]:
 
 RANK_LOCAL = "look for an `if` on rank-local data around a collective or a forward"
 KINDS: dict[KindName, Kind] = {
-    "benign": Kind({DONE: "`train.steps` reached", STOPPED: "a stop file: a person wanted the end"}, restart=False),
+    "benign": Kind(
+        {DONE: "`train.steps` reached, or an early stop", STOPPED: "a stop file: a person wanted the end"},
+        restart=False,
+    ),
     "preempted": Kind({STOPPED: "a signal"}),
     "time_limit": Kind({STOPPED: "the allocation ends within `preempt.before_end_s`"}),
     "rank_exception": Kind(
@@ -44,7 +47,8 @@ KINDS: dict[KindName, Kind] = {
     "cuda_oom": Kind({FAILED: "a GPU ran out of memory"}, "use a smaller batch or activation checkpointing"),
     "nonfinite_loss": Kind(
         {FAILED: "more than `train.max_nonfinite` steps had a NaN or infinite gradient"},
-        "lower the learning rate, clip gradients, or look at the data of that step",
+        "from the first step on: look at the loss and its data; later: lower the learning rate, or look at that step's "
+        "data",
     ),
     "mismatched_collectives": Kind(
         _either("a collective was not the same on all ranks: operation, type or shape"),

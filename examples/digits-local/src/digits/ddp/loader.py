@@ -126,7 +126,7 @@ def make_loader(
             log.info("evaluation takes %d of %d samples, evenly spread (loader.eval_batches)", most, length)
         if train and length < batch_size * job.world_size:
             many = f"{job.world_size} x {batch_size} samples" if job.world_size > 1 else f"{batch_size} samples"
-            text = "a batch of %s is more than the data set has, %d: each step trains on all of it"
+            text = "a batch of %s is more than the data set has, %d: each step trains on all of it\n  -> a smaller train.batch_size"
             log.warning(text, many, length, extra={"file_only": job.rank != 0})
         if order is not None:
             sampler = OwnOrder(order, length, job, seed=seed, uneven=uneven, batch=batch_size)

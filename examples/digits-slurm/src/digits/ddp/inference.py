@@ -30,6 +30,7 @@ from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from .agree import from_rank0, gather
+from .best import MANIFEST, best_of, checkpoints
 from .errors import CONFIG, FAILED, ConfigError
 from .export import settings_of
 from .guard import Progress, on_rank0
@@ -38,7 +39,6 @@ from .loader import batches, make_loader
 from .restore import fill
 from .rng import make_deterministic, seed_generators
 from .saving import directory
-from .saving.best import MANIFEST, best_of
 from .saving.chosen import CHOICES, read_chosen, step_of
 from .session import SessionSettings
 from .start.arrival import arrive
@@ -290,7 +290,7 @@ def _read(run: _Run, job: Job) -> tuple[str, dict[str, Any], bool]:
         if job.rank == 0:
             try:
                 found = read_chosen(run.directory, run.which, progress)
-                best = best_of(directory.checkpoints(root))
+                best = best_of(checkpoints(root))
                 told = found[0], best is not None and best[0].name == found[0]
             except ConfigError as error:
                 told = Refusal(*str(error).split("\n  -> "))

@@ -10,6 +10,7 @@ from .agree import from_rank0
 from .start.groups import Job
 
 log = logging.getLogger("ddp")
+_over: list[str] = []  # on every rank: what is said of the patience that is used up
 
 
 class Patience:
@@ -35,12 +36,15 @@ class Patience:
         value = self.sign * from_rank0(job, value)
         if value > self.best:
             self.best, self.since = value, 0
+            _over.clear()  # a loop that went on all the same
             return
         self.since += 1
         if self.over:
-            text = "early stop at step %d: no better value than %.4g in the last %d of the evaluations"
-            best = self.sign * self.best
-            log.info(text, step, best, self.since, extra={"file_only": job.rank != 0})
+            _over[:] = [f"early stop at step {step}: {self._why()}"]
+            log.info("%s", _over[0], extra={"file_only": job.rank != 0})
+
+    def _why(self) -> str:
+        return f"no better value than {self.sign * self.best:.4g} in the last {self.since} of the evaluations"
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -49,3 +53,9 @@ class Patience:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From a checkpoint."""
         self.best, self.since = self.sign * state_dict["best"], state_dict["since"]
+        _over[:] = [f"early stop: {self._why()}"] if self.over else []
+
+
+def early_stop() -> str:
+    """Why training has ended before its last step, for the outcome of the run; "" if no patience is used up."""
+    return _over[0] if _over else ""

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from . import faults
 from .agree import Agreement
-from .checkpoint import CheckpointSettings, finished_at_the_end
+from .checkpoint import CheckpointSettings, finished_at_the_end, resumed_at
 from .checkpoint import look as look_at_checkpoints
 from .checkpoint import warn as warn_of_checkpoints
 from .clocks import Clocks
@@ -41,6 +41,7 @@ from .errors import (
 from .kinds import Verdict
 from .loader import LoaderSettings
 from .metrics import LogSettings, MetricLog
+from .patience import early_stop
 from .profiling import profiled
 from .report import outcome, report, silence
 from .rng import make_deterministic
@@ -140,7 +141,6 @@ def session(
         monitor.start()
     except (Exception, StopRequested) as error:
         _give_up_early(error, run, place)
-    verdict = Verdict(DONE, "benign", "training is done")
     try:
         if run.deterministic:
             make_deterministic()
@@ -163,6 +163,7 @@ def session(
         with phase("wait:end"), suppress(StopRequested):  # it came after the last step
             if dist.is_initialized():  # user code may have destroyed the groups after its last step
                 agreement.conclude(beat.step)
+        verdict = _done(rows)
     except StopRequested as stop:
         end_with(stop)
         verdict = Verdict(
@@ -180,6 +181,16 @@ def session(
     monitor.stop()
     write_heartbeat(job, directory)
     _leave(job, directory, verdict)
+
+
+def _done(rows: Rows) -> Verdict:
+    """Of training that has ended well, and why it did so before its last step, or without a step."""
+    said = [early_stop()]
+    if beat.step and resumed_at() == beat.step:
+        asked = next((f", and train.steps is {value}" for name, value, _ in rows if name == "train.steps"), "")
+        said.append(f"no step was made, as the checkpoint is of step {beat.step}{asked}")
+    why = "; ".join(filter(None, said))
+    return Verdict(DONE, "benign", f"training is done{': ' if why else ''}{why}")
 
 
 def _leave(job: Job, directory: Path, verdict: Verdict) -> None:
@@ -289,7 +300,7 @@ def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: fl
             tell_all(job.store, error)
         except OSError as error:
             remedy = "set run.dir to a directory that rank 0 can write to"
-            tell_all(job.store, ConfigError(f"the run directory cannot be made: {error}", remedy))
+            tell_all(job.store, ConfigError(f"the run directory in {run.dir} cannot be made: {error}", remedy))
         job.store.set("holder", holder.token)
         job.store.set("run_id", name)
     Waiting(job.store, job.place, job.clocks, flags).until(["run_id"])

@@ -185,7 +185,7 @@ class TensorBoard:
             writer.add_scalar(name, value, step)
 
     def drawn(self, step: int, name: str, content: bytes) -> None:
-        writer = self._at(step)
+        writer = self._at(step, hidden_from=step + 1)  # a picture that a stop cut short is drawn anew; the numbers are not
         if content.startswith(PNG):
             # As it is: add_image wants the pixels, and encodes them again.
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -202,9 +202,9 @@ class TensorBoard:
         writer.add_text("outcome", "\n\n".join(told), max(self._step, verdict.step or 0))
         writer.close()
 
-    def _at(self, step: int) -> Any:
+    def _at(self, step: int, hidden_from: int | None = None) -> Any:
         self._step = max(self._step, step)
-        return self._writer or self._begin(step, step)
+        return self._writer or self._begin(step if hidden_from is None else hidden_from, step)
 
     def _begin(self, purge_step: int | None, step: int) -> Any:
         self._writer = self._open(purge_step)

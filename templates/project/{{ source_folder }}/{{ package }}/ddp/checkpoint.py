@@ -20,13 +20,13 @@ import torch.distributed as dist
 from pydantic import BaseModel, Field
 
 from .agree import from_rank0, gather
+from .best import METRIC, Rating, best_of, checkpoints
 from .errors import CheckpointFailed, ConfigError, RunFailed, StopRequested
 from .guard import Progress, on_rank0
 from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
 from .rng import random_state, restore_random_state
 from .saving import directory, mounts, snapshot, writer
-from .saving.best import METRIC, Rating, best_of
 from .start.groups import Job
 from .storable import Refusal, not_loadable, refusal, refuse_parts, remember, warn_of_own_states
 from .summary import tell_summary
@@ -198,7 +198,7 @@ def is_best(step: int) -> bool:
 def _beats_all(watched: _Watched, root: Path) -> bool:
     """On rank 0: whether what was evaluated last is better than all that is on the disk, or on its way there."""
     flying = list(_on_its_way) if writer.in_flight() else []  # looked at first: a moment later it may be on the disk
-    found = best_of(directory.checkpoints(root))
+    found = best_of(checkpoints(root))
     before = [*([found[1]] if found else []), *flying]
     mine = watched.rating
     if mine is None or not all(mine.beats(other) for other in before):
@@ -332,7 +332,7 @@ def set_aside(job: Job, run_dir: Path, objects: Objects | None = None) -> None:
     """
     _begin(job, run_dir, objects or {}, 0)
     root, kept = run_dir / "checkpoints", run_dir / time.strftime("checkpoints-before-%Y%m%d-%H%M%S")
-    on_rank0(job, "set-aside", lambda _progress: directory.checkpoints(root) and root.rename(kept))
+    on_rank0(job, "set-aside", lambda _progress: checkpoints(root) and root.rename(kept))
 
 
 def resumed_at() -> int | None:

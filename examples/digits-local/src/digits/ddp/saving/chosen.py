@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..best import best_of, checkpoints
 from ..errors import ConfigError
 from ..storable import not_loadable
-from .best import best_of
-from .directory import Damaged, Note, checkpoints, read
+from .directory import Damaged, Note, read
 
 log = logging.getLogger("ddp")
 CHOICES = "best, last or a step"

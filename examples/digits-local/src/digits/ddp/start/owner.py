@@ -164,7 +164,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
     except OSError as error:
-        print(f"error: the run directory cannot be made: {error}", file=sys.stderr)
+        print(f"error: the run directory {sys.argv[1]} cannot be made: {error}", file=sys.stderr)
+        print("  -> make room there, or name another with DDP_RUN__DIR", file=sys.stderr)
         sys.exit(CONFIG)
     print(owner.token)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..best import best_of, checkpoints
 from ..errors import DONE, STOPPED
 from ..rank_state import RankState
 from . import outcome, picture, silence, timeline, trace_events
@@ -115,6 +116,8 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
         reason = "\n".join(map(escaped, str(last["reason"]).splitlines()))
         parts.append(f"**{last['kind']}**: {reason}")
         parts += [f"What to do: {last['advice']}."] if last["advice"] else []
+    elif ": " in str(last.get("reason", "")):  # an early stop, or no step to make
+        parts.append(f"{escaped(str(last['reason']))}.")
     drawn, picture_of_ranks = _picture(run_dir, events, left and left[0])
     starts = sum(event["event"] == "start" for event in events)
     parts += picture_of_ranks if drawn == starts else []
@@ -123,6 +126,7 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
     parts += [f"Start {drawn}:", *picture_of_ranks] if drawn != starts else []
     if metrics:
         parts += ["## Metrics", "![loss over steps](loss.svg)", _metric_table(metrics)]
+        parts += _best_checkpoint(run_dir)
         parts += _speed(metrics, events)
     pictures = sorted((run_dir / "samples").glob("*.png"))
     if pictures:
@@ -171,6 +175,16 @@ def _metric_table(metrics: list[dict[str, Any]]) -> str:
         for name, (value, step) in sorted(last.items())
     ]
     return _table(["metric", "last value", "at step"], rows)
+
+
+def _best_checkpoint(run_dir: Path) -> list[str]:
+    found = best_of(checkpoints(run_dir / "checkpoints"))
+    if found is None:
+        return []
+    path, rating = found
+    step, better = int(path.name.split(".")[0].removeprefix("step_")), "higher" if rating.higher_is_better else "lower"
+    what = f"{escaped(rating.name)} {rating.value:.5g} ({better} is better)"
+    return [f"Best checkpoint: step {step}, {what}, in checkpoints/{path.name}."]
 
 
 def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:

@@ -54,5 +54,5 @@ def _note(job: Job, module: nn.Module, names: Sequence[str]) -> None:
         return
     others = f" and {len(new) - 2} others" if len(new) > 2 else ""
     what = f"{', '.join(new[:2])}{others} of {type(module).__name__}".replace("_orig_mod.", "")
-    remedy = "use a norm without running statistics such as GroupNorm, or, on GPUs only, torch.nn.SyncBatchNorm"
+    remedy = "average them (docs/recipes/batchnorm.md of ddp-scaffold); or GroupNorm; or, on GPUs, torch.nn.SyncBatchNorm"
     log.warning("each rank changes %s by its own samples: what is saved is rank 0's\n  -> %s", what, remedy)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import faults
-from .best import MANIFEST, METRIC, best_of
+from ..best import MANIFEST, METRIC, best_of, checkpoints
 from .hashed import PIECE, Checksums, HashedReader, HashedWriter
 
 log = logging.getLogger("ddp")
@@ -80,13 +79,22 @@ def write(
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeErrors of its own
         shutil.rmtree(aside, ignore_errors=True)
         cause = state.error if state and state.error else error
-        return f"{type(cause).__name__}: {cause}"
+        return f"{type(cause).__name__}: {cause}{_left(cause, root)}"
     there = checkpoints(root)
     best = best_of(there) if keep_best else None
     for old in there[:-keep]:
         if best is None or old != best[0]:
             shutil.rmtree(old, ignore_errors=True)
     return None
+
+
+def _left(cause: Exception, root: Path) -> str:
+    """Of a disk that is full: which one, since the error of a write names no file, and how much of it is left."""
+    if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    with suppress(OSError):
+        return f": {root} (the file system has {shutil.disk_usage(root).free >> 20} MB left)"
+    return f": {root}"
 
 
 def read_newest(root: Path, note: Note, rename: bool = True) -> tuple[str, dict[str, Any]] | None:
@@ -137,12 +145,6 @@ def read(directory: Path, note: Note) -> dict[str, Any]:
         if state.digest() != (sums.pieces or sums.sha256):
             raise Damaged(f"{STATE} does not match its checksum")
     return dict(payload)
-
-
-def checkpoints(root: Path) -> list[Path]:
-    """Directories with a name that `_new_name` gives, oldest first; what people or file systems add is left alone."""
-    found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
-    return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
 
 
 def _make_visible(aside: Path, root: Path, step: int) -> None:

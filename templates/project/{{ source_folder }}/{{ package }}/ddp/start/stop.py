@@ -75,7 +75,8 @@ class StopFlags:
     def reason(self) -> str | None:
         """Why this rank should stop, or None. Looks at the file system at most once a second."""
         if self._reason is None and self._signal is not None:
-            self._reason = f"signal {self._signal}{self._grace}"
+            written = _in_stop_file(self.stop_file) if self.stop_file else ""
+            self._reason = written if written.startswith("signal ") else f"signal {self._signal}{self._grace}"
         now = time.monotonic()
         if self._reason is None and now >= self._next_look:
             self._next_look = now + 1
@@ -117,7 +118,7 @@ def leave_to_parent() -> None:
 
 
 def _in_stop_file(path: Path) -> str:
-    """A launch script that cannot signal ranks (below mpiexec or ibrun) writes the signal that it got into the file."""
+    """A launch script writes the signal that it got into the file, if it sends none (below mpiexec), or another one."""
     with suppress(OSError):
         first, *_ = path.read_text(errors="replace").splitlines() or [""]
         if re.fullmatch(r"signal [A-Z0-9]+ .{1,200}", first):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,12 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 METRIC = "metric"  # in the manifest, and in the state
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Directories with a name that saving/directory.py gives, oldest first; what others have added is left alone."""
+    found = (path for path in root.glob("step_*") if re.fullmatch(r"step_\d{8,}(\.\d{3,})?", path.name))
+    return sorted(found, key=lambda path: (int(path.stem.removeprefix("step_")), int(path.suffix[1:] or 0)))
 
 
 @dataclass(frozen=True)

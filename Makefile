@@ -1,6 +1,6 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
 # make test       a cross-section of the tests; no root, under 8 minutes on 2 cores
-# make test-slurm what needs root: real jobs on a two-node Slurm on this machine
+# make test-slurm what needs root: real jobs on a two-node Slurm on this machine, and pods in namespaces
 # make test-update projects of every release, brought to the working tree; and the built package
 # make test-more what make test leaves out of a project's own tests, the five post-mortems, the pages' commands, the recipes
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
@@ -29,17 +29,17 @@ test: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) -m "not slow and not slurm"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) -m "not slow and not slurm and not pods"
 
 test-all: .venv/done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) -m "not slurm and not long"
-	.venv/bin/pytest $(PYTEST_OPTIONS) -m "slurm and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) -m "not slurm and not pods and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) -m "(slurm or pods) and not long"
 
 test-slurm: .venv/done
-	.venv/bin/pytest $(PYTEST_OPTIONS) -m "slurm and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) -m "(slurm or (pods and not slow)) and not long"
 
 test-update: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) $(subst loadscope,worksteal,$(PARALLEL)) tests/update tests/adopt -m "not long"

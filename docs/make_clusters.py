@@ -22,7 +22,7 @@ FOLDER = ROOT / "docs" / "clusters"
 NAV = ROOT / "mkdocs.yml"
 CHOICES = ROOT / "templates" / "questions" / "presets.yml"  # what the wizard shows, in an order for people
 
-SCHEDULERS = {"none": "", "slurm": "Slurm", "pbs": "PBS"}
+SCHEDULERS = {"none": "", "slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes"}
 STATUS = {"documented": "from the site's or vendor's own pages", "community": "mostly from public scripts of its users"}
 PROSE = {"gpu", "account", "container", "env_scripts", "preemption"}  # fields whose values are no code
 LISTS = {"storage", "hangs"}  # fields whose name says nothing about each of their values
@@ -83,10 +83,17 @@ whether compute nodes have it. An empty cell is not known.
 """
 
 
+def how(preset: Preset) -> str:
+    """Return what starts the ranks."""
+    if preset.scheduler.value == "kubernetes":
+        return "torchrun starts the ranks of each pod"
+    return HOW[preset.launcher.value]
+
+
 def page(preset: Preset, origins: Mapping[str, str]) -> str:
     """Return the page of one preset. `origins`: for each field that it takes over, the preset that has it."""
     title = re.sub(r"^(This|An?|Any) ", lambda found: found[0].lower(), preset.title)
-    start = ", ".join(filter(None, (SCHEDULERS[preset.scheduler.value], HOW[preset.launcher.value])))
+    start = ", ".join(filter(None, (SCHEDULERS[preset.scheduler.value], how(preset))))
     about = "; ".join(filter(None, (_hardware(preset), start)))
     parts = [
         f"# {text(preset.title)}",
@@ -106,7 +113,7 @@ def page(preset: Preset, origins: Mapping[str, str]) -> str:
 def unknown(preset: Preset) -> Iterator[str]:
     """Yield what the dry start of this preset's jobs cannot know: it starts them on one machine, without the site."""
     slurm, container = preset.scheduler.value == "slurm", preset.container.value if preset.container else None
-    if preset.scheduler.value == "none":
+    if preset.scheduler.value in ("none", "kubernetes"):
         return
     lines = ["The fabric: whether NCCL or RCCL connect, and whether the plugin, where one is forced, is the right one."]
     if preset.modules and preset.modules.value:

@@ -76,6 +76,9 @@ def new(
       Slurm: launcher qos
       Slurm and PBS: nodes gpus_per_node cpus_per_task partition walltime
                      account modules container_image
+      Kubernetes: nodes gpus_per_node cpus_per_task partition container_image
+                  kubernetes_kind kubernetes_namespace runs_claim memory
+                  shm_size grace_s tolerations secret pull_secret
       with --into-existing: source_folder command
       preset, by name: --preset (`ddp-scaffold presets list`)
       model, by name: adversarial-diffusion causal-lm classifier custom

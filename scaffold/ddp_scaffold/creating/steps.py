@@ -10,17 +10,28 @@ from ..presets.facts import provided_by
 
 # What starts a training, the scheduler's script before the one that runs on this machine.
 STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
+KUBE = "launch/kube.py"  # submits to Kubernetes, whose pods have the image's Python
+STARTED = (".sh", ".sbatch", ".pbs", KUBE)  # how the names of scripts end
 VENV = "python3 -m venv .venv"
 
 
 def next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """Return the commands for a project in `dest`. The launch scripts take `.venv`, if it is there."""
     known = facts.get("known") or {}
+    if KUBE in scripts:
+        return [f"cd {shlex.quote(dest)}", *_with_pods(str(answers["container_image"]))]
     if not answers.get("container_image"):
         steps = _in_venv(facts, answers)
     else:
         steps = _beside_image(answers, known) if known.get("container") else []
     return [f"cd {shlex.quote(dest)}", *steps, _start(scripts, answers)]
+
+
+def _with_pods(image: str) -> list[str]:
+    """The image, and a Python for the script that submits."""
+    image = shlex.quote(image)
+    build = f"docker build --file launch/Dockerfile --tag {image} . && docker push {image}"
+    return [VENV, "source .venv/bin/activate", "python -m pip install PyYAML", build, f"{KUBE} submit"]
 
 
 def _in_venv(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from ..template.given import ANSWERS_FILE
 from ..template.own_preset import ANSWER
 from ..template.questions import Question, is_default
 from ..template.render import Rendered
-from .steps import next_steps
+from .steps import STARTED, next_steps
 
 TORCH_NOTE = (
     "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
@@ -106,7 +106,7 @@ def describe(
             "Its projects could never be updated; the template must be in git and hold that file.",
         )
     facts = rendered.facts
-    scripts = [name for name in files if name.startswith("launch/") and name.endswith((".sh", ".sbatch", ".pbs"))]
+    scripts = [name for name in files if name.startswith("launch/") and name.endswith(STARTED)]
     follows = Follows(
         package=facts.get("package"),
         tracker=None if "command" in rendered.answers else facts.get("tracker"),

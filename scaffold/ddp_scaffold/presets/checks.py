@@ -9,7 +9,17 @@ from collections.abc import Iterator
 
 from .schema import EnvLine, Preset
 
-LAUNCHERS = {"none": ("torchrun",), "slurm": ("srun", "torchrun", "ibrun"), "pbs": ("mpiexec",)}
+LAUNCHERS = {
+    "none": ("torchrun",),
+    "slurm": ("srun", "torchrun", "ibrun"),
+    "pbs": ("mpiexec",),
+    "kubernetes": ("torchrun",),
+}
+# What pods alone have.
+OF_PODS = (
+    *("gpu_resource", "pod_resources", "pod_annotations", "node_selector"),
+    *("tolerations", "capabilities", "host_paths"),
+)
 
 # What one option of Slurm is called in short: a site forbids it under either name.
 SHORT = {
@@ -61,6 +71,9 @@ def contradictions(preset: Preset) -> Iterator[tuple[str, str]]:
     yield from _account(preset)
     yield from _network(preset)
     yield from _environment(preset)
+    for name in OF_PODS:
+        if scheduler != "kubernetes" and getattr(preset, name) is not None:
+            yield name, "is not used: only Kubernetes has pods"
     container = preset.container.value if preset.container else None
     if container and not any("{image}" in word for word in [*container.srun_flags, *container.command]):
         yield "container.value", "no word holds {image}: the image that is asked for would not be used"

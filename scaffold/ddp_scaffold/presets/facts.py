@@ -167,6 +167,8 @@ def _way(need: Mapping[str, Any]) -> str:
 def _launcher(preset: Preset) -> str:
     if preset.scheduler.value == "none":
         return "torchrun starts the ranks, without a scheduler"
+    if preset.scheduler.value == "kubernetes":
+        return "kubernetes: torchrun starts the ranks of each pod"
     return f"{preset.scheduler.value}: {HOW[preset.launcher.value]}"
 
 

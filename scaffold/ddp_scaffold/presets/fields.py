@@ -17,6 +17,10 @@ GROUPS = {
         *("scheduler", "launcher", "account", "partition", "qos", "gpu_request", "chunk", "gpu_type", "gpu_order"),
         *("sees", "cpu_masks", "directives", "launch_flags", "forbidden_flags"),
     ),
+    "pods": (
+        *("gpu_resource", "pod_resources", "pod_annotations", "node_selector", "tolerations"),
+        *("capabilities", "host_paths"),
+    ),
     "network": ("master_addr", "master_suffix", "nccl_socket_ifname", "gloo_socket_ifname", "internet"),
     "environment": ("env_scripts", "env"),
     "software": ("modules", "module_paths", "commands", "library_paths", "container", "uenv", "torch_index"),
@@ -76,6 +80,8 @@ def text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {each}" for key, each in value.items()) or "none"
     if isinstance(value, Account):
         parts = [
             "required" if value.required else "not required",

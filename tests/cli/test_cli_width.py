@@ -54,7 +54,7 @@ def answered_by_defaults(child: pexpect.spawn) -> str:
     return drawn + child.before
 
 
-@pytest.mark.parametrize(("options", "foreign"), every(4, ROUTES.values(), ROUTES))
+@pytest.mark.parametrize(("options", "foreign"), every(8, ROUTES.values(), ROUTES))
 def test_a_route_through_the_wizard(wizard, work, options, foreign):
     drawn = answered_by_defaults(wizard("demo", "--dry-run", *options, columns=200))
     assert "files would be written to demo" in drawn

@@ -359,6 +359,7 @@ def test_ctrl_c_at_the_list_of_places_leaves_nothing(wizard, ask, work):
     interrupted(child, work)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_confirmation_leaves_nothing(wizard, work):
     child = wizard_at_confirmation(wizard)
     child.kill(signal.SIGINT)

@@ -61,6 +61,7 @@ def test_the_rank_that_lags_is_named(folder: Path, ending: str) -> None:
     assert state.last[0].line == ("" if ending else "rank.py:8")
 
 
+@pytest.mark.slow
 def test_a_missing_dump_is_named(folder: Path) -> None:
     dumps = [flight_recorder.read_dump(folder / f"rank_{rank}") for rank in (0, 2)]
     (state,) = flight_recorder.compare(dumps, world_size=3)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cross_section import every
 from test_launch import ONLY_FOR_RECOVERY, READ_BY_NOBODY, words
 
 from ddp_scaffold.presets import load
@@ -310,7 +311,7 @@ def test_an_unknown_base_is_refused_by_the_template_itself(render: Callable[...,
         render({**own(), "preset_file": {**own()["preset_file"], "extends": base}})
 
 
-@pytest.mark.parametrize("variable", ["SCRATCH", "MY_SCRATCH", "SCRATCH_2"])
+@pytest.mark.parametrize("variable", every(3, ["SCRATCH", "MY_SCRATCH", "SCRATCH_2"]))
 def test_a_path_begins_with_any_variable(render: Callable[..., Path], tmp_path: Path, variable: str) -> None:
     project = render(own(scratch=f"${variable}/x"))
     script = 'source launch/common.sh; source launch/site.sh; prepare_site 1; echo "$XDG_CACHE_HOME"'

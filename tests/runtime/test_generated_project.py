@@ -65,6 +65,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_stop_right_after_a_checkpoint_does_not_write_it_again(render: Render) -> None:
     """A second one of the same step would push an older one out of `checkpoint.keep`."""
     project = render({"package": "digits", "model": "custom", "tracker": "none"})

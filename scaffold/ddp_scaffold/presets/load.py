@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +155,7 @@ def _read(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
             if mark in line
         ]
     try:
-        data = yaml.load(text, _NoDuplicates)
+        data = deepcopy(_parsed(text))
     except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
         at = getattr(error, "problem_mark", None)
         where = f"{path}:{at.line + 1}" if at else str(path)
@@ -164,6 +166,12 @@ def _read(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
         problems.append(Problem(str(path), "", "must be a mapping of fields"))
         return None
     return data
+
+
+@cache
+def _parsed(text: str) -> Any:
+    """What the YAML says. Presets that many extend are read for each of them, and PyYAML needs 50 ms for one."""
+    return yaml.load(text, _NoDuplicates)
 
 
 def _validate(

@@ -28,14 +28,15 @@ SLURM = [
 
 # ------------------------------------------------------------------------------------------------- sbatch --test-only
 def for_testbed(script: str) -> str:
-    """Put what the testbed has in place of names and sizes of the site; nothing else, and no option goes away but qos.
+    """Put what the testbed has in place of names and sizes of the site; nothing else, and no option goes away but those named here.
 
     It has two nodes of 4 cores, 2 GPUs of no type and 6000 MB, the partition main with a limit of an hour, the feature
-    `tests`, and no accounting, so any account will do and no QoS exists.
+    `tests`, and no accounting, so any account will do and no QoS exists. `--uenv` and `--view` are of CSCS's own plugin.
     """
     replacements = [
         (r"--partition=\S+", "--partition=main"),
         (r"--qos=\S+", ""),
+        (r"--(uenv|view)=\S+", ""),
         (r"(--constraint=|-C )\S+", r"\1tests"),
         (r"--time=\S+", "--time=00:10:00"),
         (r"--nodes=\d+", "--nodes=2"),

@@ -28,10 +28,10 @@ SLURM = [
 
 # ------------------------------------------------------------------------------------------------- sbatch --test-only
 def for_testbed(script: str) -> str:
-    """Put what the testbed has in place of names and sizes of the site; nothing else, and no option goes away but those named here.
+    """Put what the testbed has in place of names and sizes of the site; no other option goes away.
 
     It has two nodes of 4 cores, 2 GPUs of no type and 6000 MB, the partition main with a limit of an hour, the feature
-    `tests`, and no accounting, so any account will do and no QoS exists. `--uenv` and `--view` are of CSCS's own plugin.
+    `tests`, and no accounting, so any account will do and no QoS exists. CSCS has a plugin (`--uenv`).
     """
     replacements = [
         (r"--partition=\S+", "--partition=main"),

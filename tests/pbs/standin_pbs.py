@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 KILL_DELAY_S = 10
-NCPUS = "8"  # of a node. Without ompthreads OMP_NUM_THREADS is the same (PBS Professional User's Guide)
+NCPUS = "8"  # of a node
 ROUTED = {"prod": "small"}  # as on Polaris (argonne-lcf/user-guides docs/polaris/running-jobs/index.md, 2026-08-19)
 # What `mpiexec --version` prints, as far as public recordings have it.
 VERSIONS = {
@@ -123,8 +123,11 @@ def run(job_id: str) -> int:
         for name in ("PATH", "HOME", "USER", "PBS_STANDIN", "PBS_STANDIN_HOSTS", "PBS_STANDIN_MPI")
         if name in os.environ
     }
+    # Both are `ompthreads` of the chunk, else its CPUs: openpbs/openpbs src/resmom/start_exec.c, 2026-04-10 (cd7ab5e).
+    asked = re.search(r"ompthreads=(\d+)", options["resources"].get("select", ""))
+    threads = asked[1] if asked else NCPUS
     environment = {
-        **kept, "NCPUS": NCPUS, "OMP_NUM_THREADS": NCPUS, **job["variables"],
+        **kept, "NCPUS": threads, "OMP_NUM_THREADS": threads, **job["variables"],
         "PBS_JOBID": job_id, "PBS_O_WORKDIR": job["workdir"], "PBS_NODEFILE": str(nodefile),
         "PBS_O_QUEUE": options.get("q", "workq"), "PBS_QUEUE": queue(options), "PBS_ENVIRONMENT": "PBS_BATCH",
     }  # fmt: skip

@@ -108,6 +108,12 @@ def test_what_the_ranks_find(pbs: Pbs, project: Path) -> None:
     assert "attempt 0 ended, done: the plan says done; exit code 0" in output(project, job)
 
 
+def test_threads_that_the_chunk_asks_for_are_kept(pbs: Pbs, project: Path) -> None:
+    job = submit(pbs, project, "done", "-l", "select=2:ompthreads=3")
+    assert pbs.end(job)["code"] == 0, output(project, job)
+    assert {rank["env"]["OMP_NUM_THREADS"] for rank in ready(project / "runs/pbs-1", 0, 4)} == {"3"}
+
+
 def test_a_stopped_job_submits_itself_again_and_finishes(pbs: Pbs, project: Path) -> None:
     job = submit(pbs, project, "stall,done", "-l", "walltime=00:07:00")
     assert pbs.end(job)["code"] == 70, output(project, job)

@@ -251,6 +251,19 @@ def test_a_disk_that_cannot_read_is_no_damage(part: Part, tmp_path: Path, monkey
         directory.read(path, lambda _note: None)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_with_what_is_left_of_it(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own error, of a device without room: it names no file."""
+    directory = part("saving.directory")
+    payload = {"counters": {"step": 1}, "rng": [None], "state": torch.zeros(1 << 20)}
+    monkeypatch.setattr(directory, "STATE", "/dev/full")
+    problem = directory.write(tmp_path, payload, 1, lambda _note: None)
+    named = re.escape(f"OSError: [Errno 28] No space left on device: {tmp_path} (the file system has ")
+    assert re.fullmatch(named + r"\d+ MB left\)", problem), problem
+
+
 def test_what_a_killed_writer_of_this_host_has_left_goes_at_once(part: Part, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     host = socket.gethostname()

@@ -85,6 +85,18 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     assert "steps: 30" in text_of(found, "settings")
 
 
+def test_a_picture_that_is_drawn_anew_hides_no_number_of_its_step(tmp_path: Path) -> None:
+    """A stop has cut it short, after the evaluation of that step, which is not repeated."""
+    pytest.importorskip("tensorboard")
+    track(tmp_path / "run", TrackerSettings(), [5, 10], BADLY)
+    trackers = Trackers(TrackerSettings(), tmp_path / "run")
+    trackers.drawn(10, [("samples", tmp_path / "run" / "step_00000005.png")])
+    trackers.numbers(15, {"loss": 1 / 15})
+    trackers.end(WELL)
+    trackers.close(60)
+    assert [event.step for event in tensorboard(tmp_path / "run").Scalars("loss")] == [5, 10, 15]
+
+
 def test_tensorboard_says_why_a_run_failed_even_without_a_value(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     track(tmp_path / "run", TrackerSettings(), [5], WELL)

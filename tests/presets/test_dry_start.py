@@ -49,7 +49,7 @@ def cases() -> list[Any]:
     found: list[Any] = []
     for name, preset in PRESETS.items():
         scheduler = preset.scheduler.value
-        if scheduler in ("none", "kubernetes"):  # pods are begun by tests/kubernetes
+        if scheduler in ("none", "kubernetes", "skypilot"):  # tests/kubernetes and tests/skypilot begin these
             continue
         own = preset.launcher.value
         launchers = ["srun", "torchrun"] if scheduler == "slurm" and own != "ibrun" else [own]

@@ -14,12 +14,15 @@ LAUNCHERS = {
     "slurm": ("srun", "torchrun", "ibrun"),
     "pbs": ("mpiexec",),
     "kubernetes": ("torchrun",),
+    "skypilot": ("torchrun",),
 }
 # What pods alone have.
 OF_PODS = (
     *("gpu_resource", "pod_resources", "pod_annotations", "node_selector"),
     *("tolerations", "capabilities", "host_paths"),
 )
+# What SkyPilot alone is asked for.
+OF_SKYPILOT = ("sky_infra", "sky_accelerator", "sky_spot", "sky_multi_node", "sky_network_tier", "sky_store")
 
 # What one option of Slurm is called in short: a site forbids it under either name.
 SHORT = {
@@ -74,6 +77,9 @@ def contradictions(preset: Preset) -> Iterator[tuple[str, str]]:
     for name in OF_PODS:
         if scheduler != "kubernetes" and getattr(preset, name) is not None:
             yield name, "is not used: only Kubernetes has pods"
+    for name in OF_SKYPILOT:
+        if scheduler != "skypilot" and getattr(preset, name) is not None:
+            yield name, "is not used: only SkyPilot rents"
     container = preset.container.value if preset.container else None
     if container and not any("{image}" in word for word in [*container.srun_flags, *container.command]):
         yield "container.value", "no word holds {image}: the image that is asked for would not be used"

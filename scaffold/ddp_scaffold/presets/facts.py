@@ -169,6 +169,8 @@ def _launcher(preset: Preset) -> str:
         return "torchrun starts the ranks, without a scheduler"
     if preset.scheduler.value == "kubernetes":
         return "kubernetes: torchrun starts the ranks of each pod"
+    if preset.scheduler.value == "skypilot":
+        return "skypilot: torchrun starts the ranks of each node that it rents"
     return f"{preset.scheduler.value}: {HOW[preset.launcher.value]}"
 
 

@@ -21,6 +21,9 @@ GROUPS = {
         *("gpu_resource", "pod_resources", "pod_annotations", "node_selector", "tolerations"),
         *("capabilities", "host_paths"),
     ),
+    "what SkyPilot rents": (
+        *("sky_infra", "sky_accelerator", "sky_spot", "sky_multi_node", "sky_network_tier", "sky_store"),
+    ),
     "network": ("master_addr", "master_suffix", "nccl_socket_ifname", "gloo_socket_ifname", "internet"),
     "environment": ("env_scripts", "env"),
     "software": ("modules", "module_paths", "commands", "library_paths", "container", "uenv", "torch_index"),

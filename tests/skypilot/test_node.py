@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from launch_helpers import environment, until, with_standin
-from standin_sky import Cluster, Sky
+from standin_sky import Cluster, Sky, task_of
 from test_bucket import LAUNCH, checkpoint
 
 ANSWERS = {"preset": "sky-aws", "nodes": 1, "gpus_per_node": 1, "max_restarts": 1, "runs_store": "s3://a-bucket"}
@@ -77,6 +78,34 @@ def test_the_hook_of_a_node_where_nothing_runs_is_silent(sky: Sky, project: Path
     (state / "pid").write_text(f"{os.getpid()}\n")  # a number that another process has by now
     done = cluster.hook()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def setup(project: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """What SkyPilot runs on a new node; pip has the settings of this machine."""
+    home.mkdir(exist_ok=True)
+    variables = {"HOME": str(home), "PIP_CONFIG_FILE": f"{os.environ['DDP_SCAFFOLD_REAL_HOME']}/.config/pip/pip.conf"}
+    command = ["bash", "-c", task_of(project)["setup"]]
+    env = {name: value for name, value in environment().items() if name != "PYTHONPATH"} | variables
+    return subprocess.run(command, cwd=project, env=env, check=False, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow  # pip, and a package index
+def test_setup_makes_an_environment_with_what_is_locked(render: Callable[..., Path], tmp_path: Path) -> None:
+    project, home = render(ANSWERS), tmp_path / "home"
+    pyproject = project / "pyproject.toml"
+    pyproject.write_text(
+        re.sub(r"(?m)^dependencies = \[.*?^\]", "dependencies = []", pyproject.read_text(), flags=re.S)
+    )
+    (project / "launch/requirements.lock").write_text("PyYAML==6.0.2\n")
+    for _start in range(2):  # the second one finds it
+        done = setup(project, home)
+        assert done.returncode == 0, done.stdout + done.stderr
+    code = "import yaml, demo; print(yaml.__version__)"
+    shown = subprocess.run([home / ".ddp-venv/bin/python", "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout == "6.0.2\n"
+    (project / "launch/requirements.lock").write_text("no-such-package-of-ours==1\n")
+    failed = setup(project, home)
+    assert failed.returncode == 1, failed.stdout + failed.stderr  # SkyPilot calls it FAILED_SETUP
 
 
 def test_a_setting_that_does_not_exist_is_refused_at_once(sky: Sky, render: Callable[..., Path]) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pexpect
 import pytest
 import yaml
-from preset_helpers import run
+from preset_helpers import Tool, run
 
 from ddp_scaffold.presets import load, probe
 
@@ -63,37 +62,6 @@ GPU[0]\t\t: Device Name: AMD Instinct MI250X
 GPU[0]\t\t: GUID: 1
 GPU[1]\t\t: Device Name: AMD Instinct MI250X
 """
-
-Tool = Callable[..., None]
-
-
-@pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """`tool("sinfo", text)` puts a stand-in on the PATH, which holds nothing else, that prints the text.
-
-    With several texts, the arguments decide: `tool("scontrol", **{"show config": ..., "show partition": ...})`.
-    `script=` gives its lines instead. The current directory is empty.
-    """
-    directory, work = tmp_path / "bin", tmp_path / "work"
-    directory.mkdir()
-    work.mkdir()
-    monkeypatch.chdir(work)
-    monkeypatch.setenv("PATH", str(directory))
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "SCRATCH"):
-        monkeypatch.delenv(name, raising=False)
-
-    def make(name: str, text: str | bytes = "", *, script: str = "", **texts: str) -> None:
-        cases = ""
-        for number, (words, content) in enumerate({"": text, **texts}.items()):
-            output = tmp_path / f"{name}.{number}.txt"
-            output.write_bytes(content if isinstance(content, bytes) else content.encode())
-            cases += f"'{words}'*) exec /bin/cat '{output}' ;;\n" if words else ""
-        last = script or (f"exec /bin/cat '{tmp_path / f'{name}.0.txt'}'" if not texts else "exit 1")
-        path = directory / name
-        path.write_text(f'#!/bin/sh\n# A stand-in for {name}.\ncase "$*" in\n{cases}*) {last} ;;\nesac\n')
-        path.chmod(0o755)
-
-    return make
 
 
 @pytest.fixture
@@ -371,7 +339,7 @@ def test_json() -> None:
     code, text = run("init", "acme", "--json")
     assert code == 0
     result = json.loads(text)
-    assert set(result) == {"version", "file", "extends", "found", "limits", "not_found", "next"}
+    assert set(result) == {"version", "file", "extends", "found", "limits", "storage", "not_found", "next"}
     assert result["file"] == str(Path("acme.yml").absolute())
     assert result["found"]["gpus_per_node"]["verified_on"] == TODAY.isoformat()
     assert result["next"] == ["ddp-scaffold new DEST --preset ./acme.yml"]

@@ -21,6 +21,7 @@ REQUESTS = {
     "slurm": ("gpus-per-node", "gres", "gpus-per-task", "gpus", NOT_ASKED_FOR),
     "pbs": ("ngpus", NOT_ASKED_FOR),
 }
+SCHEDULERS = ("none", "slurm", "pbs", "kubernetes")
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,19 @@ def ask_open(draft: Draft) -> None:
     """Ask for what the draft does not hold. Raises typer.Abort if the input ends."""
     typer.echo("\nWhat is still open; an empty answer leaves it so, or takes the one in [ ].")
     if "scheduler" not in draft.facts:
-        _ask(draft, Ask("scheduler", "Scheduler", ("none", "slurm", "pbs"), "none"))
+        _ask(draft, Ask("scheduler", "Scheduler", SCHEDULERS, "none"))
     scheduler = draft.value("scheduler")
     if scheduler == "none":
         _ask(draft, Ask("scratch", "Directory for caches, like /scratch/$USER"))
+        return
+    if scheduler == "kubernetes":
+        for question in (
+            Ask("partition", "Local queue of Kueue"),
+            Ask("gpus_per_node", "GPUs on each node", number=True),
+            Ask("cpus_per_task", "CPU cores for each GPU", number=True),
+        ):
+            if draft.value(question.field) is None:
+                _ask(draft, question)
         return
     launchers = LAUNCHERS[scheduler]
     place = "Queue" if scheduler == "pbs" else "Partition"
@@ -89,7 +99,10 @@ def _ask_longest_time(draft: Draft) -> None:
 def settle(draft: Draft) -> None:
     """Choose the preset that the draft extends, and make the fields fit it that depend on the scheduler."""
     scheduler = draft.value("scheduler") or "none"
-    draft.extends = {"none": "local", "slurm": "generic-slurm", "pbs": "generic-pbs"}[scheduler]
+    bases = {"none": "local", "slurm": "generic-slurm", "pbs": "generic-pbs", "kubernetes": "generic-kubernetes"}
+    draft.extends = bases[scheduler]
+    if draft.value("accelerator") == "rocm" and scheduler == "kubernetes":
+        draft.extends = "generic-kubernetes-amd"
     if scheduler == "pbs":
         draft.add("launcher", "mpiexec", "PBS has no launcher of its own; MPI's is what its sites use", "inferred")
         if find(draft.extends) is None:

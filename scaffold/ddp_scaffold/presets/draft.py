@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from .load import load_preset
-from .schema import Fact, Limit, Preset
+from .schema import Fact, Limit, Preset, Text
 
 NOT_KNOWN = "not known when this file was made"
 ANSWERED = "answered when this file was made"
@@ -29,6 +29,7 @@ class Draft:
     keywords: list[str] = field(default_factory=list)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: list[dict[str, Any]] = field(default_factory=list)
+    storage: list[dict[str, Any]] = field(default_factory=list)
     not_found: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Any:
@@ -38,13 +39,14 @@ class Draft:
     def add(self, name: str, value: Any, source: str, confidence: str = "probed") -> None:
         """Take in a value. Raises ValueError, with the reason, if the schema does not allow it."""
         fact = {"value": value, "source": source, "confidence": confidence, "verified_on": self.today}
-        kind: Any = Fact[Limit] if name == "limits" else Preset.model_fields[name].annotation
+        lists = {"limits": (Fact[Limit], self.limits), "storage": (Fact[Text], self.storage)}
+        kind: Any = lists[name][0] if name in lists else Preset.model_fields[name].annotation
         try:
             TypeAdapter(kind).validate_python(fact)
         except ValidationError as error:
             raise ValueError("; ".join(sorted({details["msg"] for details in error.errors()}))) from error
-        if name == "limits":
-            self.limits.append(fact)
+        if name in lists:
+            lists[name][1].append(fact)
         else:
             self.facts[name] = fact
 
@@ -79,6 +81,7 @@ def content(draft: Draft) -> str:
         "verified_on": draft.today,
         "status": "community",
         **ordered,
+        "storage": draft.storage,
         "limits": draft.limits,
         "not_found": draft.not_found,
     }

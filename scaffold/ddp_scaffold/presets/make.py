@@ -42,6 +42,7 @@ class Made:
             "extends": draft.extends,
             "found": draft.facts,
             "limits": draft.limits,
+            "storage": draft.storage,
             "not_found": draft.not_found,
             "next": self.next,
         }
@@ -112,6 +113,7 @@ def _show(draft: Draft, shown: Set[str]) -> None:
     rows = [(name, _value(fact["value"]), fact["confidence"], fact["source"]) for name, fact in facts.items()]
     if "limits" not in shown:
         rows += [("limit", _limit(fact["value"]), fact["confidence"], fact["source"]) for fact in draft.limits]
+        rows += [("storage", fact["value"], fact["confidence"], fact["source"]) for fact in draft.storage]
     if rows:
         _output.table(("field", "value", "confidence", "source"), rows)
     missing = [line for line in draft.not_found if line not in shown]
@@ -123,7 +125,7 @@ def _show(draft: Draft, shown: Set[str]) -> None:
 
 
 def _value(value: object) -> str:
-    return text(Account(**value) if isinstance(value, dict) else value)
+    return text(Account(**value) if isinstance(value, dict) and "required" in value else value)
 
 
 def _limit(limit: dict[str, object]) -> str:

@@ -64,6 +64,9 @@ FULL = {
     "tolerations": fact(["some.com/gpu:NoSchedule"]),
     "capabilities": fact(["IPC_LOCK"]),
     "host_paths": fact({"/usr/lib/a": "/home/a"}),
+    "sidecar": fact(
+        {"name": "some-daemon", "image": "example.org/x:1", "command": ["run-it"], "capabilities": ["NET_X"]}
+    ),
     "sky_infra": fact("some-cloud/region"),
     "sky_accelerator": fact("XY-9000"),
     "sky_spot": fact(True),

@@ -42,7 +42,15 @@ EVERYTHING: dict[str, Any] = {
                 "pod_annotations": {"networks": '[{"name": "eth1"}]\n  evil: "\'{{ x }}', "a/b": "yes"},
                 "node_selector": {"gpu": "h100", "pool": "true"},
                 "capabilities": ["IPC_LOCK"],
-                "host_paths": {"/usr/local/nvidia": "/home/kubernetes/bin/nvidia", "/etc/fabric": "/etc/fabric"},
+                "host_paths": {"/usr/local/nvidia": "/home/kubernetes/bin/nvidia", "/dev/fabric": "/dev/fabric"},
+                "sidecar": {
+                    "name": "daemon",
+                    "image": "r.example.org/daemon:1",
+                    "command": ["/bin/sh", "-c", "exec 'daemon' --name=\"a: b\" # {{ x }}"],
+                    "env": {"A": "b: 'c'"},
+                    "capabilities": ["NET_ADMIN"],
+                    "host_paths": {"/hostsysfs": "/sys"},
+                },
             }.items()
         },
     },
@@ -99,6 +107,13 @@ def test_what_the_answers_and_the_preset_say(render: Callable[..., Path]) -> Non
     paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
     mounts = {each["mountPath"]: paths.get(each["name"]) for each in container["volumeMounts"]}
     assert mounts["/usr/local/nvidia"] == "/home/kubernetes/bin/nvidia"
+    written = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert written == {"/runs", "/dev/shm", "/dev/fabric"}
+    (sidecar,) = pod["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("daemon", "Always")
+    assert sidecar["command"] == ["/bin/sh", "-c", "exec 'daemon' --name=\"a: b\" # {{ x }}"]
+    assert sidecar["env"] == [{"name": "A", "value": "b: 'c'"}]
+    assert {each["mountPath"]: paths[each["name"]] for each in sidecar["volumeMounts"]} == {"/hostsysfs": "/sys"}
     assert {"emptyDir": {"medium": "Memory", "sizeLimit": "100Gi"}, "name": "shm"} in pod["volumes"]
     values = {each["name"]: each.get("value") for each in container["env"]}
     assert values["LAUNCH_GRACE_S"] == str(pod["terminationGracePeriodSeconds"]) == "120"

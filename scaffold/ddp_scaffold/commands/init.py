@@ -1,8 +1,8 @@
 """`ddp-scaffold presets init`: a preset file for the user's own cluster, from what this machine and the user tell.
 
 `--json` prints one object (version 1): {"version", "file", "extends", "found": {field: {"value", "source",
-"confidence", "verified_on"}}, "limits": [the same], "storage": [the same], "not_found": [texts], "next": [one command]}. Keys may be added;
-none is renamed within version 1.
+"confidence", "verified_on"}}, "limits": [the same], "storage": [the same], "not_found": [texts],
+"next": [one command]}. Keys may be added; none is renamed within version 1.
 """
 
 from __future__ import annotations

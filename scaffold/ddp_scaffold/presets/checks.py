@@ -19,7 +19,7 @@ LAUNCHERS = {
 # What pods alone have.
 OF_PODS = (
     *("gpu_resource", "pod_resources", "pod_annotations", "node_selector"),
-    *("tolerations", "capabilities", "host_paths"),
+    *("tolerations", "capabilities", "host_paths", "sidecar"),
 )
 # What SkyPilot alone is asked for.
 OF_SKYPILOT = ("sky_infra", "sky_accelerator", "sky_spot", "sky_multi_node", "sky_network_tier", "sky_store")

@@ -144,6 +144,17 @@ class UserEnvironment(Strict):
     view: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]+$", max_length=120)] = "default"
 
 
+class Sidecar(Strict):
+    """A container beside that of the ranks, which starts before it and ends after it (Kubernetes 1.29 and later)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    image: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][A-Za-z0-9_.:/@-]{0,254}$")]
+    command: list[Text]
+    env: dict[Variable, Text] = {}
+    capabilities: list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]] = []
+    host_paths: dict[Directory, Directory] = {}
+
+
 class Script(Strict):
     """A file of the site that sets its environment; it is sourced in the batch script, before the lines of `env`."""
 
@@ -239,7 +250,9 @@ class Preset(Strict):
     node_selector: Fact[dict[Key, Label]] | None = None
     tolerations: Fact[list[Toleration]] | None = None
     capabilities: Fact[list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]]] | None = None
-    host_paths: Fact[dict[Directory, Directory]] | None = None  # where they are mounted: what they are on the node
+    # Where they are mounted: what they are on the node. Read-only, but for those below /dev.
+    host_paths: Fact[dict[Directory, Directory]] | None = None
+    sidecar: Fact[Sidecar] | None = None
 
     # What SkyPilot rents: the default answers. False: there is none of it, and the answer must say so, too.
     sky_infra: Fact[Infra | None] | None = None

@@ -35,7 +35,8 @@ def slow(attempt: int) -> str:
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Of every step; what an attempt repeats counts as its last."""
-    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    file = run_dir / "metrics.jsonl"
+    rows = map(json.loads, file.read_text().splitlines() if file.exists() else ())
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -76,3 +77,25 @@ def test_a_preempted_run_goes_on_elsewhere_with_equal_losses(
     assert json.loads((kept / "launch.json").read_text())["restarts"] == 1
     logs = sorted(path.name for path in (kept / "logs").iterdir())
     assert logs == ["rank0.log", "rank1.log"]  # of both nodes
+
+
+@pytest.mark.timeout(600)
+def test_an_exception_ends_all_nodes_and_a_lost_node_is_named(
+    sky: Sky, ports: dict[str, str], render: Callable[..., Path]
+) -> None:
+    project = render(ANSWERS)
+    common = {**ports, "TRAINING": training(), "LAUNCH_SYNC_S": "1", "PREFLIGHT": "0"}
+    failed = sky.start(project, "sky-failed", DDP_FAULTS="raise@step=3,rank=1", **common)
+    assert set(failed.codes()) <= {1, 137}, failed.output()  # never 70 or 75: SkyPilot would start it again
+    outcome = json.loads((sky.bucket / "sky-failed/outcome.json").read_text())
+    assert (outcome["kind"], outcome["first_ranks"]) == ("rank_exception", [1])
+    assert (sky.bucket / "sky-failed/logs/rank1.log").exists()
+
+    lost = sky.start(project, "sky-lost", DDP_FAULTS=slow(0), **common)
+    first, second = lost.nodes
+    until(lambda: len(losses(sky.bucket / "sky-lost")) > 3, "some steps", seconds=240)
+    lost.kill([second])
+    assert first.process is not None
+    assert first.process.wait(timeout=120) == 70, lost.output()
+    assert "rank 1" in first.log
+    assert json.loads((sky.bucket / "sky-lost/outcome.json").read_text())["first_ranks"] == [1]

@@ -17,6 +17,8 @@ from preset_helpers import Tool, run
 H100 = "NVIDIA-H100-80GB-HBM3"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
+PRESSURE = {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}
+
 
 def node(name: str, gpus: int = 8, product: str = H100, *, taints: Any = None, **more: str) -> dict[str, Any]:
     """A node as `kubectl get nodes --output=json` shows it; `more` is allocatable as well, with __ for a slash."""
@@ -81,8 +83,8 @@ INFINIBAND = {"rdma__ib": "8"}
 def test_gpus_adapters_queue_and_storage(tool: Tool) -> None:
     kubectl(
         tool,
-        node("g1", **INFINIBAND),
-        node("g2", taints=[TAINT, {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}], **INFINIBAND),
+        node("g1", taints=[TAINT, PRESSURE], **INFINIBAND),
+        node("g2", taints=[TAINT, PRESSURE, {"key": "team", "effect": "NoExecute"}], **INFINIBAND),
         node("c1", gpus=0),
         localqueues=items(queue("team-a", "training"), queue("team-b", "training")),
         storageclasses=items(
@@ -133,12 +135,12 @@ def test_what_differs_is_left_open_and_said(tool: Tool) -> None:
 
 
 def test_amd_and_a_shared_adapter(tool: Tool) -> None:
-    amd = node("m1", gpus=0, **{"amd.com__gpu": "8", "rdma__rdma_shared_device_a": "1k"})
+    amd = node("m1", gpus=0, **{"amd.com__gpu": "8", "rdma__rdma_shared_device_a": "1k", "rdma__hca_shared": "63"})
     amd["metadata"]["labels"]["amd.com/gpu.product-name"] = "AMD_Instinct_MI300X"
     kubectl(tool, amd)
     data = made()
     assert data["extends"] == "generic-kubernetes-amd"
-    assert values(data)["pod_resources"] == {"rdma/rdma_shared_device_a": "1"}
+    assert values(data)["pod_resources"] == {"rdma/hca_shared": "1", "rdma/rdma_shared_device_a": "1"}
     assert values(data)["gpu"] == "AMD_Instinct_MI300X"
 
 

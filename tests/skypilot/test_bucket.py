@@ -113,6 +113,10 @@ def test_what_is_no_longer_kept_goes_once_a_newer_one_is_there(dirs: tuple[Path,
     bucket.publish(run_dir, folder, published)
     assert names(folder) == ["step_00000020"]
     assert not (folder / "checkpoints/step_00000010").exists()
+    checkpoint(folder, 40)  # of an attempt that has come further, on other nodes
+    checkpoint(run_dir, 30)
+    bucket.publish(run_dir, folder, published)
+    assert names(folder)[-1] == "step_00000040"
 
 
 def test_a_checkpoint_counts_with_its_manifest_only(dirs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

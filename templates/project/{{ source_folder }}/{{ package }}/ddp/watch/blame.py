@@ -53,6 +53,11 @@ NO_ANSWER = (
     "nobody answers questions in a job: log in before it, or set the variable that the library reads instead "
     "(WANDB_MODE=offline, HF_TOKEN)"
 )
+ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch/nn/functional.py
+ONE_SAMPLE_ADVICE = (
+    "BatchNorm needs two values a channel, and this batch has one sample, as the last of an epoch can: pass full=True "
+    "to make_loader, which leaves it out"
+)
 UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's reducer.cpp
 UNFINISHED_ADVICE = (
     "use every parameter in each forward, on all ranks (add 0 * parameter.sum() to the loss), freeze the others before "
@@ -105,6 +110,8 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     elif isinstance(error, RuntimeError) and _says(error, GPU_FAILED):
         code, kind, advice = _gpu_failed(text)
         text = f"{text}\n{_late()}"
+    elif ONE_SAMPLE in text:
+        advice = ONE_SAMPLE_ADVICE
     elif UNFINISHED in text:
         advice, text = UNFINISHED_ADVICE, f"{_left_out(text)}{text}"
     elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
@@ -119,13 +126,14 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     where = f"(phase {beat.phase}, step {beat.step})"
     problem, arrow, remedy = _with_lines(text, error).partition("\n  -> ")
     reason = f"{job.who(job.rank)} raised {type(error).__name__}: {problem} {where}{arrow}{remedy}"
-    if kind == "divergent_weights":  # all ranks raise it at once
+    if kind in ("divergent_weights", "nonfinite_loss"):  # all ranks raise it at once
         reason = f"{text} {where}"
     if kind == "checkpoint_failed":  # so do they what rank 0, which writes, has told them
         reason = f"{job.who(0)}: {text} {where}"
-    # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
+    # A wrong setting is nobody's, whichever rank is the first to say so.
     told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
-    first = error.ranks if isinstance(error, Diverged) else [job.rank] if told else None
+    first = (error.ranks or None) if isinstance(error, NonFinite) else [job.rank] if told else None
+    first = error.ranks if isinstance(error, Diverged) else first
     first = [0] if kind == "checkpoint_failed" else first
     stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)

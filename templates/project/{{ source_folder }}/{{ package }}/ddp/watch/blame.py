@@ -130,13 +130,21 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
         reason = f"{text} {where}"
     if kind == "checkpoint_failed":  # so do they what rank 0, which writes, has told them
         reason = f"{job.who(0)}: {text} {where}"
-    # A wrong setting is nobody's, whichever rank is the first to say so.
-    told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
-    first = (error.ranks or None) if isinstance(error, NonFinite) else [job.rank] if told else None
-    first = error.ranks if isinstance(error, Diverged) else first
-    first = [0] if kind == "checkpoint_failed" else first
     stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
+    first = _began_on(error, job, code, kind)
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
+
+
+def _began_on(error: BaseException, job: Job, code: int, kind: KindName) -> list[int] | None:
+    """The ranks with which it began, if that is known."""
+    if isinstance(error, Diverged):
+        return error.ranks
+    if isinstance(error, NonFinite):
+        return error.ranks or None
+    if kind == "checkpoint_failed":
+        return [0]
+    # A wrong setting is nobody's, whichever rank is the first to say so.
+    return None if code == CONFIG or kind in ("network_unreachable", "unknown", "nonfinite_loss") else [job.rank]
 
 
 def _with_lines(text: str, error: BaseException) -> str:

@@ -92,9 +92,9 @@ def _text(error: BaseException) -> str:
 
 def verdict_of(error: BaseException, job: Job) -> Verdict:
     """The outcome that an exception in the training loop of this rank stands for."""
-    code, advice = FAILED, ""
-    kind: KindName = "rank_exception"
     text = _text(error)
+    code, advice = FAILED, _advice(error, text)
+    kind: KindName = "rank_exception"
     if isinstance(error, ConfigError):
         code, kind = CONFIG, error.kind
     elif isinstance(error, torch.OutOfMemoryError):
@@ -110,8 +110,6 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     elif isinstance(error, RuntimeError) and _says(error, GPU_FAILED):
         code, kind, advice = _gpu_failed(text)
         text = f"{text}\n{_late()}"
-    elif ONE_SAMPLE in text:
-        advice = ONE_SAMPLE_ADVICE
     elif UNFINISHED in text:
         advice, text = UNFINISHED_ADVICE, f"{_left_out(text)}{text}"
     elif "DataLoader worker" in text:  # of a loader beside ours PyTorch tells by a signal handler, whatever runs then
@@ -119,8 +117,6 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
-    elif isinstance(error, EOFError) and "when reading a line" in text:  # input() without a terminal
-        advice = NO_ANSWER
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
     where = f"(phase {beat.phase}, step {beat.step})"
@@ -133,6 +129,13 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
     first = _began_on(error, job, code, kind)
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
+
+
+def _advice(error: BaseException, text: str) -> str:
+    """What to do about an exception whose kind does not say enough, or ""."""
+    if isinstance(error, EOFError) and "when reading a line" in text:  # input() without a terminal
+        return NO_ANSWER
+    return ONE_SAMPLE_ADVICE if isinstance(error, ValueError) and ONE_SAMPLE in text else ""
 
 
 def _began_on(error: BaseException, job: Job, code: int, kind: KindName) -> list[int] | None:

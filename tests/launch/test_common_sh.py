@@ -402,7 +402,7 @@ def test_the_plain_name_stands_in_for_that_of_a_fast_network(
     bash: Bash, tmp_path: Path, known: str, expected: str, said: str
 ) -> None:
     fake(tmp_path, "getent", KNOWN.format(hosts=known))
-    fake(tmp_path, "hostname", "[ \"$*\" = -d ] && echo site.org")
+    fake(tmp_path, "hostname", '[ "$*" = -d ] && echo site.org')
     done = bash("master_address n1-fast n1")
     assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
     assert said in done.stderr

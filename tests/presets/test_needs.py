@@ -47,7 +47,7 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
         ("isambard-ai", {"partition": "workq", "modules": "cray-python brics/nccl"}, ["torch"]),
         ("isambard-ai", {"partition": "workq", "modules": "cray-python"}, ["torch", "plugin"]),
         ("runpod-slurm", {}, []),
-        ("nebius-soperator", {}, ["python", "torch"]),
+        ("nebius-soperator", {}, []),
         ("nebius-soperator", {"container_image": "a.sqsh"}, []),
         ("lambda-1cc", {}, []),
     ],

@@ -259,6 +259,31 @@ def test_hostile_output_reaches_no_field(tool: Tool, line: str) -> None:
     assert os.listdir() == ["acme.yml"]
 
 
+@pytest.mark.parametrize("text", ["", "NomPartition=gpu ÉTAT=EN_PANNE\n", "slurm_load_partitions: Erreur\n"])
+def test_what_cannot_be_read_is_named(tool: Tool, text: str) -> None:
+    """Neither "no GPUs" nor "no limit" follows from it."""
+    tool("sinfo", text)
+    tool("scontrol", text)
+    data = made()
+    assert not {"gpus_per_node", "partition", "limits"} & set(data)
+    lines = data["not_found"]
+    assert "gpus_per_node: what sinfo on the login node prints cannot be read" in lines
+    assert "limits: what scontrol show partition on the login node prints cannot be read" in lines
+    assert "ÉTAT" not in Path("acme.yml").read_text()
+
+
+@pytest.mark.parametrize("end", [-1, -3, -18])
+def test_a_line_that_is_cut_off_tells_nothing(tool: Tool, end: int) -> None:
+    """A time of 2-00:00:00 may end as 2-00:00, and 64 CPUs as 6."""
+    tool("sinfo", SINFO[: SINFO.index("visual") + end])
+    tool("scontrol", **{"show config": CONFIG, "show partition -o": PARTITIONS[: PARTITIONS.index(" MinNodes=2") - 2]})
+    data = made()
+    assert data["gpus_per_node"]["value"] == 4  # of the line before it
+    assert [limit["value"]["name"] for limit in data["limits"]] == ["cpu"]
+    for title in ("sinfo", "scontrol show partition"):
+        assert f"{title}: what it prints is cut off here" in data["not_found"]
+
+
 def test_output_that_is_no_text(tool: Tool) -> None:
     tool("sinfo", b"\xff\xfe\x00|gpu:4|1|1|1|1\ngpu*|gpu:4|64|1|1|1:00\n")
     tool("nvidia-smi", b"\x00\xff" * 1000)

@@ -46,6 +46,8 @@ def test_in_a_job(slurm: dict[str, str], tmp_path: Path) -> None:
     assert "ip addr on a compute node shows eth0" in data["nccl_socket_ifname"]["source"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(330)
 def test_from_init_to_a_job_that_trains(slurm: dict[str, str], submit: Callable[..., Any], tmp_path: Path) -> None:
     """What a user of a cluster without a preset types, in five minutes: init, check, new, sbatch. No file is edited."""
     pytest.importorskip("torch", reason="trains")
@@ -61,7 +63,7 @@ def test_from_init_to_a_job_that_trains(slurm: dict[str, str], submit: Callable[
         assert done.returncode == 0, done.stdout + done.stderr
     assert "ill needed" not in done.stdout
     assert "sbatch launch/train.sbatch" in done.stdout
-    result = submit(tmp_path / "digits", arguments(steps=20), options=["--time=00:05:00"]).wait(300)
+    result = submit(tmp_path / "digits", arguments(steps=20), options=["--time=00:05:00"]).wait(250)
     assert (result.state, result.exit_code) == ("COMPLETED", 0), result.output
-    assert ends(next((tmp_path / "digits" / "runs").iterdir())) == [(0, "done", "done")] or result.output
+    assert [outcome for _, outcome, _ in ends(next((tmp_path / "digits" / "runs").iterdir()))] == ["done"]
     assert time.monotonic() - started < 300

@@ -86,7 +86,11 @@ def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str
                 if code is None:
                     silent.append(f"{title}: no answer within {TIMEOUT_S} s")
                 elif code == 0:
-                    said[title] = outputs[title].read_text(encoding="utf-8", errors="replace")
+                    text = outputs[title].read_text(encoding="utf-8", errors="replace")
+                    whole = text[: text.rfind("\n") + 1]  # half a number is a number, too
+                    if whole != text:
+                        silent.append(f"{title}: what it prints is cut off here")
+                    said[title] = whole
                 else:
                     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
                     silent.append(f"{title}: failed here ({ended})")

@@ -87,7 +87,7 @@ def test_a_python_that_is_too_old_and_modules_that_have_one(modules: Any) -> Non
     data = made()
     python = needed(data, "python")
     assert [need["by"] for need in python] == ["module"]
-    assert "Python/3.12.3-GCCcore-13.3.0, cray-python/3.11.7" in python[0]["add"]
+    assert python[0]["add"].endswith(". Here: modules: Python/3.12.3-GCCcore-13.3.0, cray-python/3.11.7")
     assert python_line(data) == (
         "python: python3 on the login node is 3.6, and projects need 3.10;"
         " modules: Python/3.12.3-GCCcore-13.3.0, cray-python/3.11.7"
@@ -102,7 +102,7 @@ def test_a_python_that_is_too_old_and_modules_that_have_one(modules: Any) -> Non
 def test_tcl_modules_whose_list_ends_with_an_error(modules: Any) -> None:
     modules(TCL, code=1)
     data = made()
-    assert "; on the login node: python/3.12.7, miniforge/24.9.0" in needed(data, "python")[0]["add"]
+    assert needed(data, "python")[0]["add"].endswith(". Here: modules: python/3.12.7, miniforge/24.9.0")
     assert needed(data, "torch")[0] == {
         "by": "module",
         "name": "pytorch-gpu/py3",
@@ -137,26 +137,50 @@ def test_a_python_that_makes_no_venv(cluster: Tool) -> None:
     assert "it has no ensurepip" in python_line(made())
 
 
-@pytest.mark.parametrize(("whose", "by"), [("site", ["site"]), ("own", ["pip"])])
-def test_torch_of_the_machine_and_of_an_environment(cluster: Tool, whose: str, by: list[str]) -> None:
-    """A job has the packages of an environment only if it is activated there."""
+@pytest.mark.parametrize(("whose", "by"), [("site", ["site"]), ("venv", []), ("conda", [])])
+def test_torch_of_the_machine_and_of_an_environment(
+    cluster: Tool, monkeypatch: pytest.MonkeyPatch, whose: str, by: list[str]
+) -> None:
+    """A job has the packages of an environment only if it is activated there; what generic-slurm says of pip stays."""
+    monkeypatch.setenv("CONDA_PREFIX", "/home/jdoe/env")
     cluster("python3", f"python 3.12 {whose} venv\ntorch 2.9.0+cu128\n")
     data = made()
-    assert [need["by"] for need in needed(data, "torch")] == by
-    assert any(line.startswith("torch: ") for line in data["not_found"]) == (whose == "own")
+    probed = [need for need in data["needs"] if need["value"]["what"] == "torch" and need["confidence"] == "probed"]
+    assert [need["value"]["by"] for need in probed] == by
+    assert by or [need["by"] for need in needed(data, "torch")] == ["pip"]
+    told = [line for line in data["not_found"] if line.startswith("torch: ")]
+    assert len(told) == (0 if by else 1)
+    assert "jdoe" not in Path("acme.yml").read_text()
 
 
-def test_modules_that_are_loaded_become_the_presets(cluster: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOADEDMODULES", "craype/2.7:pytorch/2.11.0")
-    cluster("python3", "python 3.12 own venv\ntorch 2.11.0\n")
+@pytest.mark.parametrize(
+    ("loaded", "whose", "active", "by"),
+    [
+        ("craype/2.7:pytorch/2.11.0", "conda", False, ["module pytorch"]),
+        ("craype/2.7:pytorch/2.11.0", "venv", True, ["module pytorch"]),
+        ("Python/3.12.3", "site", False, ["module Python"]),
+        ("Python/3.12.3", "venv", True, ["pip "]),
+        ("miniforge3/24.9", "conda", True, ["pip "]),
+        ("miniforge3/24.9", "conda", False, ["module miniforge3"]),
+    ],
+)
+def test_modules_that_are_loaded_become_the_presets(
+    cluster: Tool, monkeypatch: pytest.MonkeyPatch, loaded: str, whose: str, active: bool, by: list[str]
+) -> None:
+    """Torch of an environment on top of them is not theirs."""
+    monkeypatch.setenv("LOADEDMODULES", loaded)
+    monkeypatch.setenv("CONDA_PREFIX", "/home/jdoe/env" if active else "")
+    cluster("python3", f"python 3.12 {whose} venv\ntorch 2.11.0\n")
     data = made()
-    assert data["modules"]["value"] == ["craype/2.7", "pytorch/2.11.0"]
-    assert needed(data, "python") == needed(data, "torch") == [{"by": "module", "name": "pytorch"}]
+    assert data["modules"]["value"] == loaded.split(":")
+    family = loaded.rpartition(":")[2].partition("/")[0]
+    assert needed(data, "python") == [{"by": "module", "name": family}]
+    assert [f"{need['by']} {need.get('name', '')}" for need in needed(data, "torch")] == by
 
 
 def test_modules_of_unknown_form_are_left_out(cluster: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADEDMODULES", "$(reboot):pytorch/2.11.0")
-    cluster("python3", "python 3.12 own venv\ntorch 2.11.0\n")
+    cluster("python3", "python 3.12 conda venv\ntorch 2.11.0\n")
     assert "modules" not in made()
 
 
@@ -225,6 +249,6 @@ def test_a_machine_without_a_scheduler_is_not_asked_for_modules(tool: Tool, tmp_
     (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
     data = made("desk")
     assert needed(data, "python") == [
-        {"by": "user", "add": "Python 3.10 or later; python3 on this machine is 3.6"},
+        {"by": "user", "add": "Python 3.10 or later"},
     ]
     assert yaml.safe_load(Path("desk.yml").read_text())["extends"] == "local"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .draft import Draft
 
@@ -17,7 +18,8 @@ _ASK_PYTHON = """\
 import os, sys
 from importlib.util import find_spec
 sys.path[:] = [path for path in sys.path if path]
-own = sys.prefix != sys.base_prefix or os.path.isdir(os.path.join(sys.prefix, "conda-meta"))
+conda = os.path.isdir(os.path.join(sys.prefix, "conda-meta"))
+whose = "venv" if sys.prefix != sys.base_prefix else "conda" if conda else "site"
 torch = "unknown" if find_spec("torch") else "none"
 try:
     from importlib.metadata import version
@@ -25,7 +27,7 @@ try:
 except Exception:
     pass
 makes = "venv" if find_spec("venv") and find_spec("ensurepip") else "bare"
-print("python %d.%d" % sys.version_info[:2], "own" if own else "site", makes)
+print("python %d.%d" % sys.version_info[:2], whose, makes)
 print("torch", torch)
 """
 # `module` is a function of interactive shells; /etc/profile defines it elsewhere.
@@ -42,11 +44,27 @@ NO_MODULES = "modules: there is no module command here"
 SHOWN = 6  # names in one line
 
 _ANSWER = re.compile(
-    r"^python (\d{1,2})\.(\d{1,2}) (site|own) (venv|bare)\ntorch (none|unknown|[0-9][0-9A-Za-z.+]{0,39})$", re.MULTILINE
+    r"^python (\d{1,2})\.(\d{1,2}) (site|conda|venv) (venv|bare)\ntorch (none|unknown|[0-9][0-9A-Za-z.+]{0,39})$",
+    re.MULTILINE,
 )
 _MODULE = re.compile(r"^ *([A-Za-z0-9_+][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_.+-]+){0,5})/?(?: ?\((?:default|D|L|,)+\))? *$")
 _PYTHONS = re.compile(r"(cray-)?python[0-9.]*|(ana|mini)conda[0-9]*|miniforge[0-9]*|mamba(forge)?|conda", re.IGNORECASE)
 _TORCHES = re.compile(r"(py|lib)?-?(py)?torch(-(gpu|cuda|rocm|ddp|ml))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Python:
+    """What python3 says of itself."""
+
+    version: tuple[int, int]
+    whose: str  # site, conda or venv
+    makes_venv: bool
+    torch: str  # a release, "unknown", or empty
+
+    @property
+    def is_active(self) -> bool:
+        """Tell whether it is one of an environment that the user has activated."""
+        return self.whose == "venv" or (self.whose == "conda" and bool(os.environ.get("CONDA_PREFIX")))
 
 
 def probe_python(draft: Draft, said: Mapping[str, str], silent: Sequence[str], here: str, cluster: bool) -> None:
@@ -54,65 +72,73 @@ def probe_python(draft: Draft, said: Mapping[str, str], silent: Sequence[str], h
     found = _modules(said.get("module avail", ""))
     pythons, torches = _named(found, _PYTHONS), _named(found, _TORCHES)
     loaded = _loaded() if cluster else []
-    own = [name for name in loaded if _is(name, _PYTHONS) or _is(name, _TORCHES)]
-    answer = _ANSWER.search(said.get("python3", ""))
-    version = (int(answer[1]), int(answer[2])) if answer else None
-    number = ".".join(map(str, version)) if version else ""
-    enough = version is not None and version >= LEAST_PYTHON
-    torch = answer[5] if answer and enough and answer[5] != "none" else ""
-    if own and enough:
+    bring = [name for name in loaded if _is(name, _PYTHONS) or _is(name, _TORCHES)]
+    python = _answer(said.get("python3", ""))
+    if python is None or python.version < LEAST_PYTHON:
+        ways = [f"modules: {_some(pythons)}"] if pythons else ["no module of Python was seen"] if cluster else []
+        ways += ["conda is there"] if "conda" in said else []
+        _too_old(draft, _seen(python, said, silent, here), ways, cluster)
+        python = None
+    seen = _seen(python, said, silent, here)
+    if python and bring:
         draft.probed("modules", loaded, f"loaded on {here} when this file was made")
-    least = ".".join(map(str, LEAST_PYTHON))
-    seen = f"python3 on {here} is {number}" if version else f"there is no python3 on {here}"
-    if "python3" in said and not version:
-        seen = f"what python3 on {here} prints cannot be read"
-    elif "python3" not in said and (word := next((line for line in silent if line.startswith("python3: ")), "")):
-        seen = seen if "not installed" in word else f"{word} ({here})"
-    _python(draft, seen, enough, own, pythons, cluster=cluster, conda="conda" in said, least=least, here=here)
-    plain = answer is not None and answer[3] == "site"
-    _torch(draft, seen, torch if plain or own else "", own, torches, here)
-    if not enough:
-        ways = [f"modules: {_some(pythons)}" if pythons else "no module of Python was seen" if cluster else ""]
-        ways.append("conda is there" if "conda" in said else "")
-        told = "; ".join(way for way in ways if way)
-        draft.missing(f"python: {seen}, and projects need {least}{f'; {told}' if told else ''}")
-    elif torch and not (plain or own):
-        draft.missing(f"torch: {seen}, and has it in an environment that a job has only if it is activated there")
-    if answer and enough and answer[4] == "bare":
+    for name in bring if python else []:
+        draft.need({"what": "python", "by": "module", "name": _family(name)}, f"{seen}, with {name} loaded")
+    if python and not bring:
+        draft.need({"what": "python", "by": "site", "name": "python3"}, seen)
+    if python and not python.makes_venv:
         draft.missing(f"python: {seen}, but makes no .venv: it has no ensurepip (of Debian, the package python3-venv)")
+    _torch(draft, python, seen, bring, torches, here)
     if cluster and "module avail" in said and "ddp-scaffold: module" not in said["module avail"]:
         draft.missing(NO_MODULES)
 
 
-def _python(
-    draft: Draft, seen: str, enough: bool, own: Sequence[str], pythons: Sequence[str], *,
-    cluster: bool, conda: bool, least: str, here: str,
-) -> None:  # fmt: skip
-    if enough and own:
-        for name in own:
-            draft.need({"what": "python", "by": "module", "name": _family(name)}, f"{seen}, with {name} loaded")
-    elif enough:
-        draft.need({"what": "python", "by": "site", "name": "python3"}, seen)
-    elif cluster:
-        way = f"a module with Python {least} or later: --set modules=NAME"
-        way += f"; on {here}: {_some(pythons)}" if pythons else ""
-        way += "; or an environment of conda, which is there: VENV=DIR for each job" if conda else ""
-        draft.need({"what": "python", "by": "module", "add": way}, seen)
+def _answer(text: str) -> Python | None:
+    match = _ANSWER.search(text)
+    if match is None:
+        return None
+    torch = "" if match[5] == "none" else match[5]
+    return Python((int(match[1]), int(match[2])), match[3], match[4] == "venv", torch)
+
+
+def _seen(python: Python | None, said: Mapping[str, str], silent: Sequence[str], here: str) -> str:
+    """Return what was seen of python3, in words."""
+    if python:
+        active = ", of an environment that is active" if python.is_active else ""
+        return f"python3 on {here} is {'.'.join(map(str, python.version))}{active}"
+    if "python3" in said:
+        return f"what python3 on {here} prints cannot be read"
+    why = next((line for line in silent if line.startswith("python3: ")), "not installed")
+    return f"there is no python3 on {here}" if "not installed" in why else f"{why} ({here})"
+
+
+def _too_old(draft: Draft, seen: str, ways: Sequence[str], cluster: bool) -> None:
+    """Take in that python3 is none for a project, and where another may come from."""
+    least = ".".join(map(str, LEAST_PYTHON))
+    if cluster:
+        way = f"a module with Python {least} or later: --set modules=NAME; or one of yours: VENV=DIR for each job"
+        draft.need({"what": "python", "by": "module", "add": f"{way}. Here: {'; '.join(ways)}"}, seen)
     else:
-        way = f"Python {least} or later; {seen}"
-        draft.need({"what": "python", "by": "user", "add": way}, seen)
+        draft.need({"what": "python", "by": "user", "add": f"Python {least} or later"}, seen)
+    draft.missing("; ".join([f"python: {seen}, and projects need {least}", *ways]))
 
 
-def _torch(draft: Draft, seen: str, torch: str, own: Sequence[str], torches: Sequence[str], here: str) -> None:
+def _torch(
+    draft: Draft, python: Python | None, seen: str, bring: Sequence[str], torches: Sequence[str], here: str
+) -> None:
     """Take in torch: of the modules that are loaded, of python3 itself, of modules that one may load, or of pip."""
-    if torch:
-        given = [_family(name) for name in own if _is(name, _TORCHES)] or [_family(name) for name in own]
-        text = "" if torch == "unknown" else f" {torch}"
-        for name in given:
-            draft.need({"what": "torch", "by": "module", "name": name}, f"{seen}, and has torch{text}")
-        if not own:
-            draft.need({"what": "torch", "by": "site", "name": f"torch{text}"}, f"{seen}, and has torch{text}")
+    release = python.torch if python else ""
+    source = f"{seen}, and has torch{'' if release == 'unknown' else f' {release}'}"
+    bringers = [name for name in bring if _is(name, _TORCHES)] or ([] if python and python.is_active else bring)
+    if release and bringers:
+        for name in bringers:
+            draft.need({"what": "torch", "by": "module", "name": _family(name)}, source)
         return
+    if release and python and python.whose == "site":
+        draft.need({"what": "torch", "by": "site", "name": "that of python3"}, source)
+        return
+    if release:
+        draft.missing(f"torch: {source}, which a job has only if it activates that environment (VENV=DIR)")
     for name in torches[:SHOWN]:
         need = {"what": "torch", "by": "module", "name": _family(name), "add": f"--set modules='{name}'"}
         draft.need(need, f"module avail on {here} shows {_some(torches)}")

@@ -43,6 +43,7 @@ class Made:
             "found": draft.facts,
             "limits": draft.limits,
             "storage": draft.storage,
+            "needs": draft.needs,
             "not_found": draft.not_found,
             "next": self.next,
         }
@@ -58,7 +59,7 @@ def make(name: str, output: Path | None, *, probe: bool, ask: bool) -> Made:
     shown: set[str] = set()
     if ask:
         _show(draft, shown)
-        shown = {*draft.facts, *draft.not_found, "limits"}
+        shown = {*draft.facts, *draft.not_found, "limits", "needs"}
         ask_open(draft)
     settle(draft)
     try:
@@ -114,6 +115,10 @@ def _show(draft: Draft, shown: Set[str]) -> None:
     if "limits" not in shown:
         rows += [("limit", _limit(fact["value"]), fact["confidence"], fact["source"]) for fact in draft.limits]
         rows += [("storage", fact["value"], fact["confidence"], fact["source"]) for fact in draft.storage]
+    if "needs" not in shown:
+        rows += [
+            (_need(fact["value"]), _who(fact["value"]), fact["confidence"], fact["source"]) for fact in draft.needs
+        ]
     if rows:
         _output.table(("field", "value", "confidence", "source"), rows)
     missing = [line for line in draft.not_found if line not in shown]
@@ -133,3 +138,12 @@ def _limit(limit: dict[str, object]) -> str:
     parts = [word.format(limit[key]) for key, word in words.items() if key in limit]
     parts += ["preemptible"] if limit.get("preemptible") else []
     return f"{limit['name']}: {', '.join(parts) or 'no limit'}"
+
+
+def _need(need: dict[str, str]) -> str:
+    return f"needs {need['what']}"
+
+
+def _who(need: dict[str, str]) -> str:
+    by = {"user": "still needed", "site": "there", "module": "a module"}.get(need["by"], need["by"])
+    return f"{by}: {need['name']}" if "name" in need else by

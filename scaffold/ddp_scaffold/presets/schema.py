@@ -262,7 +262,8 @@ class Preset(Strict):
     sky_network_tier: Fact[Literal["best"] | None] | None = None
     sky_store: Fact[Literal["s3", "gs", "nebius", "volume"]] | None = None  # volume: buckets cannot be mounted
 
-    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`.
+    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`, else without it. With
+    # `master_suffix`, ip is the address of that name, where it can be resolved.
     master_addr: Fact[Literal["first-host", "first-host-ip", "first-host-suffix"]] | None = None
     master_suffix: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,60}$")]] | None = None
     # NCCL takes prefixes, ^ and =; gloo takes concrete names only. `route`: the interface that leads to the master.

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from preset_helpers import run
-from test_presets_init import CONFIG, PARTITIONS, SINFO, Tool, made, tool
+from preset_helpers import Tool, run
+from test_presets_init import CONFIG, PARTITIONS, SINFO, made
 
 from ddp_scaffold.presets import probe, probe_python
 
-__all__ = ["tool"]
 ROOT = Path(__file__).parents[2]
 NEW, OLD = "python 3.12 site venv\ntorch none\n", "python 3.6 site venv\ntorch none\n"
 # `module -t avail` of Lmod: headings, names without a version before those with one.

@@ -56,7 +56,7 @@ def storage_class(name: str, provisioner: str, default: bool = False) -> dict[st
 
 
 def items(*objects: dict[str, Any]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [*objects]})
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [*objects]}, indent=4) + "\n"
 
 
 def kubectl(tool: Tool, *nodes: dict[str, Any], **answers: str) -> None:
@@ -90,7 +90,7 @@ def test_gpus_adapters_queue_and_storage(tool: Tool) -> None:
         storageclasses=items(
             storage_class("fast", "csi.example.com", default=True), storage_class("nfs", "nfs.csi.k8s.io")
         ),
-        crd=json.dumps({"kind": "CustomResourceDefinition"}),
+        crd='{"kind": "CustomResourceDefinition"}\n',
     )
     data = made()
     assert data["extends"] == "generic-kubernetes"
@@ -178,6 +178,7 @@ def test_a_kubectl_that_does_not_answer_is_no_cluster(tool: Tool) -> None:
     ],
 )
 def test_nothing_that_it_prints_breaks_the_file(tool: Tool, text: str) -> None:
+    text += "\n"
     tool("kubectl", **{"get nodes": text, "get localqueues": text, "get storageclasses": text})
     assert values(made())["scheduler"] == "kubernetes"
 

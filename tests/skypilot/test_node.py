@@ -48,7 +48,8 @@ def test_stalls_are_restarted_within_bounds(sky: Sky, project: Path) -> None:
     assert json.loads((sky.bucket / "job-1/outcome.json").read_text())["attempt"] == 1
 
 
-@pytest.mark.parametrize(("plan", "code"), [("fail", 1), pytest.param("config", 78, marks=pytest.mark.slow)])
+@pytest.mark.slow  # torchrun, twice
+@pytest.mark.parametrize(("plan", "code"), [("fail", 1), ("config", 78)])
 def test_what_must_not_be_restarted(sky: Sky, project: Path, plan: str, code: int) -> None:
     cluster = start(sky, project, plan)
     assert cluster.codes() == [code], cluster.output()

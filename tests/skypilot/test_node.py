@@ -57,6 +57,7 @@ def test_what_must_not_be_restarted(sky: Sky, project: Path, plan: str, code: in
     assert json.loads((sky.bucket / "job-1/launch.json").read_text())["restarts"] == 0
 
 
+@pytest.mark.slow  # torchrun
 def test_a_cancelled_job_ends_with_its_checkpoint_in_the_bucket(sky: Sky, project: Path) -> None:
     cluster = start(sky, project, "wait")
     (node,) = cluster.nodes

@@ -299,7 +299,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "network_unreachable",
-        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|network error",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host",
         r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error"
         r" )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
     ),
@@ -477,11 +477,14 @@ STEP = re.compile(
     rb"(?i)\b(?:global_step|steps?|iter(?:ation)?s?|batch(?:es)?)\b[ \t:=\[#]{1,3}(\d{1,9})(?: ?/ ?(\d{1,9}))?"
 )
 MOST_STEPS = 64  # lines with a step that are looked at: that many ranks may write to one file
+TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d[.,]?\d*")
+RANK_BYTES = re.compile(rb"\[(?:rank|default)?\d+\]")
 
 
 def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
     """Yield the last step that each rank has printed, by the end of a log that has so many lines."""
     seen: set[Origin] = set()
+    begins: set[tuple[bytes, ...]] = set()  # what stands before a step, without the time: of a rank it is alike
     looked = 0
     for offset, raw in enumerate(reversed(tail.split(b"\n"))):
         found = STEP.search(raw)
@@ -490,6 +493,10 @@ def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
         looked += 1
         if looked > MOST_STEPS:
             return
+        begin = (TIME_OF_DAY.sub(b"", raw[: found.start()]), *RANK_BYTES.findall(raw, found.start()))
+        if begin in begins and b"\r" not in raw:
+            continue
+        begins.add(begin)
         line = parse(decode(raw))
         if line.origin not in seen:
             seen.add(line.origin)

@@ -71,6 +71,7 @@ class Job:
     """Everything that the input tells, by rank."""
 
     timeouts: list[Timeout] = field(default_factory=list)
+    reported: set[tuple[int | None, str]] = field(default_factory=set)  # ranks and collectives of `timeouts`
     counts: dict[str, dict[int, Counts]] = field(default_factory=lambda: defaultdict(dict))  # group -> rank -> counts
     failures: list[tuple[str, int | None, Event]] = field(default_factory=list)  # kind, rank
     consequences: list[tuple[int | None, Event]] = field(default_factory=list)
@@ -178,7 +179,8 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
     if event.name == "timeout":
         sizes = (int(values["nin"]), int(values["nout"])) if "nin" in values else None
         entry = Timeout(rank, event, values["op"], event.number("seq"), sizes, event.number("to"), event.number("ran"))
-        if not any(old.rank == rank and old.collective == entry.collective for old in job.timeouts):
+        if (rank, entry.collective) not in job.reported:
+            job.reported.add((rank, entry.collective))
             job.timeouts.append(entry)
     elif event.name == "group_status" and rank is not None:
         group = values.get("guid") or values.get("short") or "0"

@@ -64,7 +64,7 @@ def test_the_rank_that_lags_is_named(folder: Path, ending: str) -> None:
     assert state.last[0].sizes == "2x3"
     if not ending:
         assert flight_recorder._is_harmless((folder / "rank_0").read_bytes())  # so the reader in C has read it
-    assert state.last[0].line == ("" if ending else "rank.py:8")
+    assert state.last[0].line == ("" if ending else "rank.py:10")
 
 
 @pytest.mark.slow

@@ -188,9 +188,12 @@ def _format(path: str) -> Format:
         return "zstd"
     if begin[:1] == b"\x80" and begin[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:  # the opcode PROTO and its number
         return "dump"
-    if begin[:1] == b"{" and DUMP_NAME.search(path) and b'"entries"' in _begin(path, 1 << 16):
-        return "dump"  # as PyTorch's debug server gives it
-    return "text"
+    return "dump" if begin[:1] == b"{" and is_dump_of_json(path) else "text"
+
+
+def is_dump_of_json(path: str) -> bool:
+    """Tell whether a JSON file is a flight-recorder dump, as PyTorch's debug server gives it."""
+    return bool(DUMP_NAME.search(path)) and b'"entries"' in _begin(path, 1 << 16)
 
 
 def _binary(path: str) -> bool:

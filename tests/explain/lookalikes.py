@@ -115,6 +115,14 @@ def beat(rank: int, second: int) -> str:
     )
 
 
+def watchdog_ended(rank: int, why: str) -> str:
+    """Return what a watchdog prints whose own process has an error of CUDA."""
+    return (
+        f"[rank{rank}]:[E1127 21:59:32.20928{rank % 10}984 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+        f" Process group watchdog thread terminated with exception: CUDA error: {why}\nCompile with `TORCH_USE_CUDA_DSA`\n"
+    )
+
+
 LEFT = "[rank2]:[W1127 21:40:05.371645547 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.\n"
 T, L = "21:08:34", "21:08:40"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
@@ -725,4 +733,74 @@ CASES: tuple[Case, ...] = (
     ),
     Case("killed-noticed-late", "rank_killed", (1,), lost(0) + table((0, 1, T), (2, -15, T), (1, -9, L))),
     Case("left-others-killed", "missing_rank", (1,), lost(0) + table((2, -15, T), (3, -15, T), (0, 1, T))),
+    Case(
+        "cuda-access-watchdog",
+        "rank_exception",
+        (2,),
+        watchdog_ended(2, "an illegal memory access was encountered") + watchdog(0, 55) + watchdog(1, 55),
+    ),
+    Case(
+        "cuda-assert-watchdog",
+        "rank_exception",
+        (1,),
+        watchdog_ended(1, "device-side assert triggered") + table((0, -15, T), (1, -6, T)),
+    ),
+    Case(
+        "cuda-access-after-timeout",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55)
+        + watchdog(1, 55)
+        + behind(2, 54, 0)
+        + watchdog_ended(0, "an illegal memory access was encountered"),
+    ),
+    Case(
+        "ray-worker-died",
+        "rank_killed",
+        None,
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs for the dead worker.\n"
+        "(Worker pid=92, ip=10.0.0.7) [rank1]:[E1224 13:23:05.483840160 ProcessGroupNCCL.cpp:542] [Rank 1] raised the following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.21.5\n",
+    ),
+    Case(
+        "one-complains",
+        "unknown",
+        None,
+        "[rank1]:[E1224 13:23:05.483840160 ProcessGroupNCCL.cpp:542] [Rank 1] raised the following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.21.5\n",
+    ),
+    Case(
+        "net-retries",
+        "network_unreachable",
+        None,
+        raised(
+            3,
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited, NCCL version 2.22.3",
+        )
+        + "[rank3]: Last error:\n[rank3]: socketPollConnect: exceeded retries (20000)\n",
+    ),
+    Case(
+        "rdzv-closed", "unknown", None, raised(None, "torch.distributed.elastic.rendezvous.api.RendezvousClosedError")
+    ),
+    Case(
+        "ignored-in-destructor",
+        "rank_killed",
+        (1,),
+        "Exception ignored in: <function Loader.__del__ at 0x7f>\n"
+        + raised(None, "AttributeError: 'NoneType' object has no attribute 'close'")
+        + table((0, -15, T), (1, -9, T)),
+    ),
+    Case(
+        "logging-error",
+        "benign",
+        None,
+        "--- Logging error ---\n" + raised(None, "OSError: [Errno 116] Stale file handle") + "Training finished\n",
+    ),
+    Case(
+        "resource-tracker",
+        "unknown",
+        None,
+        raised(0, "KeyError: '/loky-77-abc'").replace(
+            "/home/user/proj/train.py", "/usr/lib/python3.10/multiprocessing/resource_tracker.py"
+        )
+        + "[rank0]: step 9\n",
+    ),
 )

@@ -211,9 +211,18 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
-    _s("rank_killed", "ActorDiedError|RayActorError|actor died unexpectedly"),
+    _s(
+        "rank_killed",
+        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
+    ),
     _s(
         "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
+    ),
+    _s(  # a context of CUDA is one process's: the error is of the rank that reports it, be it by the watchdog's thread
+        "rank_exception",
+        "illegal memory access|device-side assert|unspecified launch failure|misaligned address|an illegal instruction",
+        r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:an illegal memory access|device-side assert|unspecified launch"
+        r" failure|misaligned address|an illegal instruction)",
     ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
@@ -299,9 +308,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "network_unreachable",
-        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host",
-        r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error"
-        r" )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries",
+        r"socket(?:Start|Poll)Connect: exceeded retries|Call to connect (?:timeout|failed)|Connect to \S+ failed"
+        r"|ibv_modify_qp failed with (?:error )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
     ),
     _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
@@ -309,7 +318,8 @@ SIGNS: tuple[Sign, ...] = (
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
-        "|Connection refused|SIGTERM|store->get",
+        "|Connection refused|SIGTERM|store->get"
+        "|RendezvousClosedError|RendezvousGracefulExitError",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
@@ -320,6 +330,9 @@ EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: 
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
+# What Python prints above the traceback of an exception that ends nothing: in a destructor, in a handler of a log.
+HARMLESS = re.compile(rb"Exception ignored in|--- Logging error ---")
+HELPER = re.compile(r"multiprocessing/resource_tracker\.py$")  # a process that only tidies up behind the others
 STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
 
 
@@ -451,6 +464,8 @@ class Reader:
                     return
                 continue
             self.taken.update({hit.number, hit.number + offset})
+            if any(HARMLESS.search(raw) for raw in hit.before(1)) or (frames and HELPER.search(frames[-1]["path"])):
+                return
             yield self._exception(hit.number + offset, part, found, frames, hit.after(310)[offset : offset + 6])
             return
 

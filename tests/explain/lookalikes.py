@@ -803,4 +803,20 @@ CASES: tuple[Case, ...] = (
         )
         + "[rank0]: step 9\n",
     ),
+    Case("composer", "rank_killed", (3,), "ERROR:composer.cli.launcher:Rank 3 crashed with exit code -7.\n"),
+    Case(
+        "open-mpi",
+        "rank_killed",
+        (5,),
+        "--------------------------------------------------------------------------\n"
+        "mpirun noticed that process rank 5 with PID 4711 on node n3 exited on signal 9 (Killed).\n",
+    ),
+    Case(
+        "intel-mpi",
+        "rank_killed",
+        (2,),
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 2 PID 4711 RUNNING AT n3\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n",
+    ),
+    Case("mpirun-tags", "rank_exception", (6,), raised(6, "ValueError: bad label", prefix="[1,6]<stderr>:") + lost(1)),
+    Case("mpirun-tags-oom", "cuda_oom", (4,), raised(4, OOM, prefix="[1,4]<stderr>:")),
 )

@@ -105,6 +105,20 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
     ),
+    _r("rank_exit", "crashed with exit code", r"\bRank (?P<r>\d{1,6}) crashed with exit code (?P<x>-?\d+)"),  # Composer
+    _r(  # Open MPI
+        "rank_exit",
+        "noticed that process rank",
+        r"noticed that process rank (?P<r>\d{1,6}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,2})",
+        wraps=True,
+    ),
+    _r(  # Intel MPI
+        "rank_exit",
+        "RUNNING AT",
+        r"\bRANK (?P<r>\d{1,6}) PID \d+ RUNNING AT \S+?\s*=\s*"
+        r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|EXIT STATUS: (?P<x>\d+))",
+        wraps=True,
+    ),
     _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
     _r(
         "submitit",

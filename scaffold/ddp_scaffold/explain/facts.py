@@ -154,7 +154,7 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
     if event.name in {"sign", "thread_ended"} and (found := WATCHDOG_RANK.search(event.text)):
         return int(found[1])
     if (
-        event.name in {"elastic_row", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
+        event.name in {"elastic_row", "rank_exit", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
         and "r" in event.values
     ):
         return int(event.values["r"])
@@ -188,6 +188,9 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
     elif event.name == "elastic_row":
         job.exits.append(Exit(int(values["r"]), int(values["x"]), event))
         job.hosts.setdefault(int(values["r"]), values["host"])
+    elif event.name == "rank_exit":
+        code = int(values["x"]) if "x" in values else -int(values["signal"])
+        job.exits.append(Exit(int(values["r"]), code, event))
     elif event.name in {"sign", "exception"} or event.name == "raised":
         _take_failure(job, event, rank)
 

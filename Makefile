@@ -2,7 +2,7 @@
 # make test       a cross-section of the tests; no root, 9 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine, and pods in namespaces
 # make test-update projects of every release, brought to the working tree; and the built package
-# make test-more what make test leaves out of a project's own tests, the five post-mortems, the pages' commands, the recipes
+# make test-more what make test leaves out of a project's own tests, of explain, the five post-mortems, the pages' commands, the recipes
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
@@ -47,7 +47,7 @@ test-update: .venv/done
 	  tests/faults -k "wheel or at_once or (written and restarted)"
 
 test-more: .venv/recipes
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py -m "slow and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/explain tests/families/test_post_mortems.py -m "slow and not long"
 
 test-long: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) -rP -m long

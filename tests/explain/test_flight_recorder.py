@@ -110,6 +110,8 @@ HOSTILE = {
     "a key whose hash recurses": b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
     "a key whose hash doubles": b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 99 + b"Ns.",
     "pairs of pairs": b"\x80\x02}N" + b"N\x86" * 200_000 + b"Ns.",
+    "ten million lists": b"\x80\x02" + b"]" * 10_000_000 + b".",
+    "ten million lists as JSON": b'{"entries": [' + b"[]," * 10_000_000 + b"0]}",
     "cut short": pickle.dumps({"entries": []})[:-3],
     "no dump": b"hello",
     "nothing": b"",

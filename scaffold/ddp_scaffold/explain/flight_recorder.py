@@ -18,8 +18,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from ddp_scaffold._errors import UsageError
 
-MOST_BYTES = 256 * 2**20
 MOST_ENTRIES = 200_000
+# An entry has about 150 bytes, 17 of them of these. What is hostile asks by one byte for a list of 56 bytes.
+MOST_BYTES = 64 * 2**20
+MOST_CONTAINERS = 5_000_000
+CONTAINERS = (b"]", b"}", b")", b"(", b"[", b"{", pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 STATES = ("scheduled", "started", "completed")
 SAME_ON_ALL_RANKS = frozenset(
     {"all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "all_reduce_barrier"}
@@ -204,6 +207,8 @@ def plain(data: bytes, file: str) -> object:
     """
     if len(data) > MOST_BYTES:
         raise _refusal(file, f"it is larger than {MOST_BYTES // 2**20} MiB")
+    if sum(map(data.count, CONTAINERS)) > MOST_CONTAINERS:
+        raise _refusal(file, f"it may hold more than {MOST_CONTAINERS} containers")
     try:
         if data[:1] == b"{":
             return json.loads(data)

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from ddp_scaffold._errors import UsageError
 
 from .flight_recorder import MOST_BYTES, dump_of, plain
-from .sources import is_dump_of_json
+from .sources import is_binary, is_dump_of_json
 
 PIECE = 2**20  # bytes of a line that are looked at together; a longer line is cut there
 PACKAGES = ("site-packages/", "dist-packages/", "torch/distributed/", "torch/nn/", "torch/autograd/")
@@ -161,7 +161,7 @@ def _learn(file: Path, names: _Names) -> bool:
     """Remember what a file names; tell whether it is a dump. Raises UsageError where it is neither dump nor text."""
     with _opened(file) as stream:
         begin = stream.read(4096)
-    is_text = b"\0" not in begin
+    is_text = not is_binary(begin)
     if begin.startswith(b"\x80") or (begin.startswith(b"{") and is_dump_of_json(str(file))):
         with contextlib.suppress(UsageError) if is_text else contextlib.nullcontext():
             _rewritten(_record(file), lambda key, text: _learn_from(f"{key}={text}".encode(errors="replace"), names))

@@ -819,4 +819,35 @@ CASES: tuple[Case, ...] = (
     ),
     Case("mpirun-tags", "rank_exception", (6,), raised(6, "ValueError: bad label", prefix="[1,6]<stderr>:") + lost(1)),
     Case("mpirun-tags-oom", "cuda_oom", (4,), raised(4, OOM, prefix="[1,4]<stderr>:")),
+    Case("one-complains-other-spoke", "missing_rank", (0,), steps(0, 99) + steps(1, 99) + lost(1)),
+    Case(
+        "spawn-raised",
+        "rank_exception",
+        (1,),
+        raised(None, "torch.multiprocessing.spawn.ProcessRaisedException: ", "launch.py")
+        + "\n-- Process 1 terminated with the following error:\n"
+        + raised(None, "ValueError: bad label"),
+    ),
+    Case(
+        "spawn-raised-old",
+        "cuda_oom",
+        (2,),
+        raised(None, "Exception: ", "launch.py")
+        + "\n-- Process 2 terminated with the following error:\n"
+        + raised(None, "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ),
+    Case(
+        "spawn-killed",
+        "rank_killed",
+        (3,),
+        raised(None, "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGKILL"),
+    ),
+    Case("spawn-killed-old", "rank_killed", (0,), raised(None, "Exception: process 0 terminated with signal SIGSEGV")),
+    Case(
+        "xid-lines",
+        "hardware_fault",
+        None,
+        "[ 184.3] NVRM: The NVIDIA GPU 0000:b3:00.0\n         NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+        "         NVRM: fallen off the bus and is not responding to commands.\n",
+    ),
 )

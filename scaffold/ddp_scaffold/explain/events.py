@@ -109,7 +109,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r(  # Open MPI
         "rank_exit",
         "noticed that process rank",
-        r"noticed that process rank (?P<r>\d{1,6}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,2})",
+        r"noticed that process rank (?P<r>\d{1,6}) with PID \S+ on node \S+ exited on signal (?P<signal>\d{1,2})",
         wraps=True,
     ),
     _r(  # Intel MPI
@@ -211,7 +211,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "hardware_fault",
-        "uncorrectable|Unable to determine the device handle|has fallen off the bus|unspecified launch failure on",
+        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on",
         r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus",
     ),
     _s(
@@ -229,6 +229,7 @@ SIGNS: tuple[Sign, ...] = (
         "rank_killed",
         "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
     ),
+    _s("rank_killed", "terminated with signal", r"(?i)\bprocess \d+ terminated with signal SIG"),  # of mp.spawn
     _s(
         "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
     ),
@@ -346,6 +347,7 @@ FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<funct
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
 # What Python prints above the traceback of an exception that ends nothing: in a destructor, in a handler of a log.
 HARMLESS = re.compile(rb"Exception ignored in|--- Logging error ---")
+SPAWNED = re.compile(r"(?i)\bprocess (?P<index>\d{1,4}) terminated with (?:signal SIG|exit code|the following error)")
 HELPER = re.compile(r"multiprocessing/resource_tracker\.py$")  # a process that only tidies up behind the others
 STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
 
@@ -419,6 +421,8 @@ class Reader:
             yield self._event("raised", hit.number, line, {"type": line.body.split(":")[0]})
 
     def _event(self, name: str, number: int, line: Line, values: Mapping[str, str]) -> Event:
+        if line.origin == Origin() and (spawned := SPAWNED.search(line.text)):
+            line = replace(line, origin=Origin(local_rank=int(spawned["index"])))
         text = (line.body if line.origin.rank is None else line.text).strip()[:LONGEST_TEXT]
         return Event(name, self.file, number, text, line.origin, line.clock, line.collected, values)
 
@@ -480,12 +484,22 @@ class Reader:
             self.taken.update({hit.number, hit.number + offset})
             if any(HARMLESS.search(raw) for raw in hit.before(1)) or (frames and HELPER.search(frames[-1]["path"])):
                 return
-            yield self._exception(hit.number + offset, part, found, frames, hit.after(310)[offset : offset + 6])
+            more = hit.after(310)[offset : offset + 6]
+            yield self._exception(hit.number + offset, part, found, frames, hit.before(2), more)
             return
 
     def _exception(
-        self, number: int, line: Line, found: re.Match[str], frames: list[re.Match[str]], more: Sequence[bytes]
+        self,
+        number: int,
+        line: Line,
+        found: re.Match[str],
+        frames: list[re.Match[str]],
+        before: Sequence[bytes],
+        more: Sequence[bytes],
     ) -> Event:
+        for above in before:  # mp.spawn repeats the traceback of a process, below a line that names it
+            if line.origin == Origin() and (spawned := SPAWNED.search(decode(above))):
+                line = replace(line, origin=Origin(local_rank=int(spawned["index"])))
         follow = " ".join(parse(decode(raw)).body for raw in more if b"Traceback" not in raw)
         own = [frame for frame in frames if "site-packages" not in frame["path"] and "/lib/python" not in frame["path"]]
         values = {"type": found["type"]}
@@ -493,7 +507,8 @@ class Reader:
             last = (own or frames)[-1]
             values["at"] = f"{last['path']}:{last['at']}"
         values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
-        if any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]:
+        child = any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]
+        if child or any(b"terminated with the following error" in raw for raw in more):
             values["launcher"] = "1"
         text = line.body.strip()
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)

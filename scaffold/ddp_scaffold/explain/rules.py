@@ -447,10 +447,9 @@ def broken_connections(job: Job) -> Verdict | None:
     # torchrun's table has every rank but those that left with 0
     unlisted = set(range(size)) - told - {row.rank for row in job.exits} if job.exits else set()
     absent = sorted(unlisted or set(range(size)) - told)
-    complete = (
-        job.exits or job.world_size or len(told) > 1
-    )  # else one rank complains, and how many there are is not known
-    if told and absent and complete and (len(absent) <= len(told) or len(unlisted) == 1):
+    # one rank that complains does not tell how many there are, if no other has ever spoken
+    known = job.exits or job.world_size or len(told) > 1 or job.ranks >= set(absent)
+    if told and absent and known and (len(absent) <= len(told) or len(unlisted) == 1):
         ended = {row.rank for row in job.exits if row.code == -15}
         how = "did not come, until the launcher ended it" if ended & set(absent) else "left without an error of its own"
         summary = f"The others lost their connection to {name(absent)}, which {how}."

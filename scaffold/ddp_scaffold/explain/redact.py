@@ -64,7 +64,8 @@ _COMMON = {"root", "user", "localhost", "host", "unknown", "none", "null", "rank
 _PUBLIC_GROUPS = {"", "default_pg", "undefined"}  # what torch itself calls groups
 _DEEPEST = 16  # containers within each other: a dump has six
 
-KEYS = ""  # what keys themselves stand below
+_KEYS = ""  # what the keys of a dump themselves stand below
+_GROUP_KEYS = frozenset({_KEYS, "name", "process_group", "desc"})  # below which the name of a process group stands
 Value = object  # of a dump: a container, text or a number
 
 
@@ -209,7 +210,7 @@ def _in_dump(key: object, text: str, names: _Names) -> str:
     """Return what to write for a text of a dump. The name of a process group, a number or a hash, stays."""
     if key == "filename" and text.startswith("/"):
         return names.replace_words(_path(text, names))
-    if key in {KEYS, "name", "process_group", "desc"} and re.fullmatch(r"\d+|[0-9a-f]{40}", text):
+    if key in _GROUP_KEYS and re.fullmatch(r"\d+|[0-9a-f]{40}", text):
         return text
     return _group(text, names) if key in {"process_group", "desc"} else redacted(text, names)
 
@@ -238,11 +239,12 @@ def _rewritten(value: Value, change: Callable[[object, str], str]) -> Value:
             return value
         if depth > _DEEPEST:
             raise UsageError("its containers are deeper within each other than in any dump", "Leave it out.")
+        key = key if key in _GROUP_KEYS else None  # so that a list below a million keys is not copied as often
         place = (key, id(value))
         if place not in known:
             if isinstance(value, dict):
                 known[place] = {
-                    walk(name, KEYS, depth + 1): walk(item, name, depth + 1) for name, item in value.items()
+                    walk(name, _KEYS, depth + 1): walk(item, name, depth + 1) for name, item in value.items()
                 }
             else:
                 items = [walk(item, key, depth + 1) for item in value]

@@ -850,4 +850,15 @@ CASES: tuple[Case, ...] = (
         "[ 184.3] NVRM: The NVIDIA GPU 0000:b3:00.0\n         NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
         "         NVRM: fallen off the bus and is not responding to commands.\n",
     ),
+    Case(
+        "nccl-cuda-init",
+        "rank_exception",
+        (5,),
+        raised(
+            5,
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1197, unhandled cuda error, NCCL version 2.18.3",
+        )
+        + "[rank5]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank5]: Last error:\n[rank5]: Cuda failure 'initialization error'\n",
+    ),
+    Case("nccl-driver-gone", "unknown", None, WARN + "Cuda failure 'driver shutting down'\n"),
 )

@@ -306,6 +306,8 @@ SIGNS: tuple[Sign, ...] = (
         r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
         r" resources exhausted",
     ),
+    # NCCL tells of a call to CUDA in its own process; those at the end of a process come of another failure
+    _s("rank_exception", "Cuda failure", r"Cuda failure (?:\d+ )?'(?!driver shutting down|context is destroyed)"),
     # what a generated project says at the start
     _s("rendezvous_failed", "did not start within", r"^error: ranks \[[\d, ]+\] did not start within \d+"),
     _s(

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,11 +84,36 @@ def template_repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(repo, "add", "--all")
     git(repo, "commit", "--quiet", "--message", "The working tree")
     git(repo, "tag", "--annotate", "--message", "Release", f"v{__version__}")
+    git(repo, "repack", "-a", "-d", "--quiet")  # one file to clone, and to remove, instead of hundreds
     return repo
 
 
+@pytest.fixture(scope="session")
+def compiled_templates() -> Iterator[None]:
+    """Let Jinja compile a template once in a process: hundreds of tests render the same ones, and half of it is that.
+
+    Names of files are not part of what is kept, so a traceback can name an earlier copy of the template.
+    """
+    from jinja2 import Environment
+
+    compiled: dict[object, Any] = {}
+    compile_source = Environment.compile
+    settings = ("block_start_string", "variable_start_string", "comment_start_string", "trim_blocks", "lstrip_blocks")
+    settings = (*settings, "keep_trailing_newline", "newline_sequence", "autoescape", "undefined", "finalize")
+
+    def compile_once(self: Environment, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:
+        how = (type(self), *self.extensions, *self.filters, *self.globals, *(getattr(self, each) for each in settings))
+        if (key := (how, source, name, more)) not in compiled:
+            compiled[key] = compile_source(self, source, name, filename, *more)
+        return compiled[key]
+
+    Environment.compile = compile_once  # type: ignore[method-assign]
+    yield
+    Environment.compile = compile_source  # type: ignore[method-assign]
+
+
 @pytest.fixture
-def cli(template_repo: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def cli(template_repo: Path, compiled_templates: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`cli("new", "demo")` runs the command in this process, as if the package stood in `template_repo`."""
     from typer.testing import CliRunner
 
@@ -112,13 +137,17 @@ def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def render(
+    template_repo: Path, compiled_templates: None, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
     """`render({"preset": ...}, name="demo")` renders a project with these answers and returns where it is.
 
     With `unsafe=False`: a template that needed `--trust` would fail here. The same answers are rendered once in a run,
     for all workers of xdist; who asks again is given a copy.
     """
     import copier
+
+    from ddp_scaffold.template.copier_calls import compiled_once, modes_left_to_git
 
     base = tmp_path_factory.getbasetemp()
     kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "rendered"
@@ -129,9 +158,10 @@ def render(template_repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
         data = {"project_name": name, **(answers or {})}
         first = kept / hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
         if not first.exists():
-            copier.run_copy(
-                str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD"
-            )
+            with compiled_once(), modes_left_to_git(project):
+                copier.run_copy(
+                    str(template_repo), project, data=data, defaults=True, quiet=True, unsafe=False, vcs_ref="HEAD"
+                )
             aside = Path(tempfile.mkdtemp(dir=kept))
             shutil.copytree(project, aside, symlinks=True, dirs_exist_ok=True)
             with suppress(OSError):  # another worker was first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -31,18 +32,52 @@ with session(run, Clocks(), LogSettings(tracker="none"), PreemptSettings()) as g
     assert patience.over
 """
 
+ONE_SAMPLE = """
+import sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from digits.ddp import make_loader, rehearse
+from digits.ddp.clocks import Clocks
+from digits.ddp.loader import LoaderSettings
+from digits.ddp.metrics import LogSettings
+from digits.ddp.session import session
+from digits.ddp.start.settings import RunSettings
+from digits.ddp.start.stop import PreemptSettings
+
+run = RunSettings(dir=sys.argv[1], id="r", device="cpu")
+with session(run, Clocks(), LogSettings(tracker="none"), PreemptSettings()) as going:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    data = torch.utils.data.TensorDataset(torch.ones(9, 2))
+    loader = make_loader(data, going.job, LoaderSettings(), batch_size=4)
+    make_loader(data, going.job, LoaderSettings(), batch_size=4, full=True)
+
+    def step():
+        loss = model(torch.ones(4, 2)).sum() * float("nan")
+        loss.backward()
+        return loss.detach()
+
+    rehearse(going.job, [model], step)
+    for (batch,) in loader:
+        model(batch)
+"""
+
 
 @pytest.fixture(scope="module")
 def project(render: Callable[..., Path]) -> Path:
     return render({"model": "custom", "package": "digits"})
 
 
-def run(project: Path, *arguments: str) -> str:
-    """What it prints; it must end well."""
+def start(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
     env = clean | {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+def run(project: Path, *arguments: str) -> str:
+    """What it prints; it must end well."""
+    done = start(project, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -85,3 +120,35 @@ def test_an_early_stop_is_in_the_report(project: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r" / "outcome.json").read_text())["reason"] == why
     report = (tmp_path / "r" / "report.md").read_text()
     assert report.startswith(f"# Run r: ✔ done\n\n{why}.\n")
+
+
+def test_what_ends_an_epoch_and_a_loss_that_is_not_finite_are_told_before_the_first_step(
+    project: Path, tmp_path: Path
+) -> None:
+    done = start(project, "-c", ONE_SAMPLE, str(tmp_path))
+    warned = [line for line in done.stderr.splitlines() if "batch of one sample" in line]
+    assert len(warned) == 1  # not where full=True leaves it out
+    assert "for which BatchNorm1d (1) raises" in warned[0]
+    assert "rehearsal: the loss of the first batch is NaN or infinite on all ranks, before any step" in done.stderr
+    outcome = json.loads((tmp_path / "r" / "outcome.json").read_text())
+    assert outcome["kind"] == "rank_exception"
+    assert "Expected more than 1 value per channel" in outcome["reason"]
+    assert "pass full=True to make_loader" in outcome["advice"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said", "ranks"),
+    [
+        ((0, 3, 0), "; so was the loss itself, on rank 1 of 3 only", [1]),
+        ((2, 2, 2), "; so was the loss itself, on all ranks", []),
+        ((4,), "; so was the loss itself", []),
+        ((0, 0), "; the loss itself was finite", []),
+        ((), "", []),
+    ],
+)
+def test_whose_loss_was_not_finite(
+    project: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[int, ...], said: str, ranks: list[int]
+) -> None:
+    monkeypatch.syspath_prepend(project / "src")
+    error = importlib.import_module("digits.ddp.errors").NonFinite("9 steps had NaN", losses)
+    assert (str(error), error.ranks) == (f"9 steps had NaN{said}", ranks)

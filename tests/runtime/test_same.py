@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,3 +120,19 @@ def test_a_checksum_tells_tensors_and_layouts_apart(part: Callable[[str], Module
     assert checksum([]) == 0
     odd = torch.rand(9).bfloat16()[1:5]  # begins in the middle of four bytes
     assert checksum([odd]) == checksum([odd.clone()])
+
+
+def test_replicas_on_a_gpu_are_summed_at_every_fourth_agreement_and_told_at_the_next(
+    part: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drift = part("trace.drift")
+    begun: list[int] = []
+    monkeypatch.setattr(drift, "_begin", lambda replicas, step: begun.append(step) or f"digest of step {step}")
+    on_gpu = drift.Drift(SimpleNamespace(device=torch.device("cuda", 0)))
+    told = [on_gpu.digest(step) for step in range(9)]
+    assert begun == [0, 4, 8]  # each pass takes a GPU's time
+    assert [step for step in range(9) if told[step]] == [1, 5]
+    assert told[5] == "digest of step 4"
+    assert on_gpu.digest(9, now=True) == "digest of step 9"  # the last of a run is never one from before
+    on_cpu = drift.Drift(SimpleNamespace(device=torch.device("cpu")))
+    assert [on_cpu.digest(step) for step in (1, 2)] == ["digest of step 1", "digest of step 2"]

@@ -1,8 +1,8 @@
 """`ddp-scaffold presets init`: a preset file for the user's own cluster, from what this machine and the user tell.
 
 `--json` prints one object (version 1): {"version", "file", "extends", "found": {field: {"value", "source",
-"confidence", "verified_on"}}, "limits": [the same], "not_found": [texts], "next": [one command]}. Keys may be added;
-none is renamed within version 1.
+"confidence", "verified_on"}}, "limits": [the same], "needs": [the same], "not_found": [texts], "next": [one
+command]}. Keys may be added; none is renamed within version 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from .._errors import file_path
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the cluster; the file becomes NAME.yml.")],
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Look at this machine: sinfo, scontrol, nvidia-smi, ip.")
+        bool,
+        typer.Option(
+            "--probe/--no-probe", help="Look at this machine: sinfo, nvidia-smi, python3, module and the like."
+        ),
     ] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     output: Annotated[

@@ -13,6 +13,7 @@ from .._errors import fill
 from .checks import LAUNCHERS
 from .draft import ANSWERED, NOT_KNOWN, Draft
 from .load import find
+from .probe_python import NO_MODULES
 
 REFUSED = len("Error: ")  # what typer puts before the reason
 LONG = 56  # columns of a question that leaves room for its default and an answer in the same line
@@ -57,11 +58,12 @@ def ask_open(draft: Draft) -> None:
         Ask("gpu_request", "How a job asks for GPUs", requests, requests[0]),
         Ask("nccl_socket_ifname", f"Interface for NCCL on compute nodes{_seen(draft)}"),
         Ask("account", "Must a job name an account", ("yes", "no")),
+        Ask("modules", f"Modules that a job loads{_pythons(draft)}"),
         Ask("internet", "Internet on compute nodes", ("open", "nat", "proxy", "none")),
         Ask("scratch", "Directory for caches, like /scratch/$USER or $SCRATCH"),
     ]
     for question in questions:
-        if draft.value(question.field) is None:
+        if draft.value(question.field) is None and not (question.field == "modules" and NO_MODULES in draft.not_found):
             _ask(draft, question)
         if question.field == "partition":
             _ask_longest_time(draft)
@@ -104,6 +106,12 @@ def _limited(draft: Draft) -> str:
     return f" ({textwrap.shorten(names, 40, placeholder=' ...')})" if names else ""
 
 
+def _pythons(draft: Draft) -> str:
+    """Return which modules of Python there are if python3 is too old, for a question."""
+    lines = [line for line in draft.not_found if line.startswith("python: ")]
+    return f" ({lines[0].removeprefix('python: ')})" if lines else ""
+
+
 def _seen(draft: Draft) -> str:
     """Return what is known of the interfaces here, for a question."""
     fact = draft.facts.get("nccl_socket_ifname")
@@ -142,6 +150,8 @@ def _value(question: Ask, text: str) -> Any:
         if not text.isdecimal() or not text.isascii() or len(text) > 6:
             raise ValueError("that is not a whole number")
         return int(text)
+    if question.field == "modules":
+        return text.split()
     if question.field == "account":
         return {"required": text == "yes"}
     return None if question.field == "gpu_request" and text == NOT_ASKED_FOR else text

@@ -161,11 +161,11 @@ def _account(preset: Preset) -> Iterator[tuple[str, str]]:
 
 
 def _network(preset: Preset) -> Iterator[tuple[str, str]]:
-    by_suffix = preset.master_addr is not None and preset.master_addr.value == "first-host-suffix"
-    if by_suffix and preset.master_suffix is None:
+    rule = preset.master_addr.value if preset.master_addr else "first-host"
+    if rule == "first-host-suffix" and preset.master_suffix is None:
         yield "master_suffix", "is missing: master_addr is first-host-suffix"
-    if preset.master_suffix is not None and not by_suffix:
-        yield "master_suffix", "is not used: master_addr is not first-host-suffix"
+    if preset.master_suffix is not None and rule == "first-host":
+        yield "master_suffix", "is not used: master_addr is neither first-host-suffix nor first-host-ip"
 
 
 def _environment(preset: Preset) -> Iterator[tuple[str, str]]:

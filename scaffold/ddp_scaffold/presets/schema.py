@@ -235,7 +235,8 @@ class Preset(Strict):
     capabilities: Fact[list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]]] | None = None
     host_paths: Fact[dict[Directory, Directory]] | None = None  # where they are mounted: what they are on the node
 
-    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`.
+    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`, else without it. With
+    # `master_suffix`, ip is the address of that name, where it can be resolved.
     master_addr: Fact[Literal["first-host", "first-host-ip", "first-host-suffix"]] | None = None
     master_suffix: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,60}$")]] | None = None
     # NCCL takes prefixes, ^ and =; gloo takes concrete names only. `route`: the interface that leads to the master.

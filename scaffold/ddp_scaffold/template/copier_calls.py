@@ -57,7 +57,7 @@ def copy(
 
     require_harmless(template)
     how = _for_update() if for_update else whole_prompts() if ask else nullcontext()
-    with _in_our_words(template), how, _modes_left_to_git(destination), compiled_once():
+    with _in_our_words(template), how, modes_left_to_git(destination), compiled_once():
         worker = copier.run_copy(
             template.source,
             destination,
@@ -146,7 +146,7 @@ def update(template: Template, project: Path, data: Mapping[str, Any], answers_f
     """
     import copier
 
-    with _in_our_words(template), _modes_left_to_git(project), compiled_once():
+    with _in_our_words(template), modes_left_to_git(project), compiled_once():
         copier.run_update(
             project,
             data=dict(data),
@@ -162,7 +162,7 @@ def update(template: Template, project: Path, data: Mapping[str, Any], answers_f
 
 
 @contextmanager
-def _modes_left_to_git(folder: Path) -> Iterator[None]:
+def modes_left_to_git(folder: Path) -> Iterator[None]:
     """Ask git once, not after each file that copier renders, whether it takes over modes from the disk.
 
     Only where it does not (core.fileMode is false, as on Windows) copier has to tell it of files that can be executed.

@@ -17,6 +17,7 @@ class Learner:
         self.rates, self.d_rates = highest_rates(self.optimizer), highest_rates(self.d_optimizer)
         self.scaler = loss_scaler(options, job.device)  # one scale for both optimisers
         self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
+        self.nonfinite_losses = torch.zeros((), device=job.device)  # of this rank: they tell where a NaN comes from
 
     @property
     def eval_network(self) -> Generators:
@@ -72,6 +73,7 @@ class Learner:
                 for model in models if number < len(parts) else ():  # one reduction a step, of each model
                     unsynced.enter_context(model.no_sync())
                 loss_and_terms += self.forward_backward(loss_of, part)
+        self.nonfinite_losses += ~loss_and_terms[0].isfinite()
         return loss_and_terms
 
     def forward_backward(self, loss_of: Loss, batch: Batch) -> Tensor:
@@ -86,10 +88,10 @@ class Learner:
     def rehearse(self, largest: Batch) -> None:
         """Run forward and backward of the largest batch, and compare the ranks: see ddp/rehearsal.py."""
 
-        def both() -> None:  # so that every wrapper has gradients to compare
-            self.forward_backward(self.discriminator_loss, largest)
+        def both() -> Tensor:  # so that every wrapper has gradients to compare
+            losses = self.forward_backward(self.discriminator_loss, largest)
             with frozen(self.discriminator):
-                self.forward_backward(self.generator_loss, largest)
+                return losses + self.forward_backward(self.generator_loss, largest)
 
         rehearse(self.job, [self.g1, self.g2, self.d], both)
 

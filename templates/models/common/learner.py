@@ -11,6 +11,7 @@ class Learner:
         self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
         self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
+        self.nonfinite_losses = torch.zeros((), device=job.device)  # of this rank: they tell where a NaN comes from
 
     @property
     def eval_network(self) -> nn.Module:
@@ -33,6 +34,7 @@ class Learner:
             is_last = number == options.accumulate
             with nullcontext() if is_last else self.model.no_sync():  # gradients are reduced once a step
                 loss_and_terms += self.forward_backward(batch)
+        self.nonfinite_losses += ~loss_and_terms[0].isfinite()
         loss, norm, skipped = update_weights(
             self.network, self.optimizer, self.scaler, loss_and_terms, job, options.clip_norm
         )

@@ -44,6 +44,7 @@ from .ddp import (
     clip_gradients,
     endless,
     full_batches,
+    gather,
     global_norm,
     gradient_norm,
     largest_batch,
@@ -312,7 +313,8 @@ def raise_if_diverged(learner: Learner, options: TrainSettings, step: int, skipp
     search = 16 + step // learner.scaler.get_growth_interval() if learner.scaler.is_enabled() else 0
     if skipped > options.max_nonfinite + search:
         limit = f"train.max_nonfinite allows ({options.max_nonfinite})"
-        raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}")
+        losses = gather(learner.job, learner.nonfinite_losses.item())
+        raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}", losses)
 
 
 def progress_bar(position: Position, steps: int, visible: bool) -> tqdm[Any]:

@@ -36,6 +36,7 @@ from .ddp import (
     clip_gradients,
     endless,
     full_batches,
+    gather,
     global_norm,
     gradient_norm,
     largest_batch,
@@ -150,6 +151,7 @@ class Learner:
         self.rates = highest_rates(self.optimizer)
         self.scaler = loss_scaler(options, job.device)
         self.skipped = torch.zeros((), device=job.device)  # steps of this start without an update: a NaN
+        self.nonfinite_losses = torch.zeros((), device=job.device)  # of this rank: they tell where a NaN comes from
 
     @property
     def eval_network(self) -> nn.Module:
@@ -172,6 +174,7 @@ class Learner:
             is_last = number == options.accumulate
             with nullcontext() if is_last else self.model.no_sync():  # gradients are reduced once a step
                 loss_and_terms += self.forward_backward(batch)
+        self.nonfinite_losses += ~loss_and_terms[0].isfinite()
         loss, norm, skipped = update_weights(
             self.network, self.optimizer, self.scaler, loss_and_terms, job, options.clip_norm
         )
@@ -361,7 +364,8 @@ def raise_if_diverged(learner: Learner, options: TrainSettings, step: int, skipp
     search = 16 + step // learner.scaler.get_growth_interval() if learner.scaler.is_enabled() else 0
     if skipped > options.max_nonfinite + search:
         limit = f"train.max_nonfinite allows ({options.max_nonfinite})"
-        raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}")
+        losses = gather(learner.job, learner.nonfinite_losses.item())
+        raise NonFinite(f"{skipped:.0f} steps had a NaN or infinite gradient, more than {limit}", losses)
 
 
 def progress_bar(position: Position, steps: int, visible: bool) -> tqdm[Any]:

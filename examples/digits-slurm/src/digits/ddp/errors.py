@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 DONE, FAILED, STALLED, STOPPED, CONFIG = 0, 1, 70, 75, 78
@@ -104,4 +105,21 @@ class Diverged(BaseException):
 
 
 class NonFinite(FloatingPointError):
-    """Too many steps had a NaN or infinite gradient. A class of its own: numpy raises FloatingPointError, too."""
+    """Too many steps had a NaN or infinite gradient. A class of its own: numpy raises FloatingPointError, too.
+
+    All ranks raise it together. While steps are skipped, their weights stay finite and equal: where only some ranks
+    have such a loss, it is their data.
+
+    Args:
+        message: what was noticed.
+        losses: of each rank, in how many steps its own loss was NaN or infinite.
+    """
+
+    def __init__(self, message: str, losses: Sequence[float] = ()) -> None:
+        affected = [rank for rank, count in enumerate(losses) if count]
+        self.ranks = affected if len(affected) < len(losses) else []
+        listed = f"{', '.join(map(str, affected[:8]))}{', ...' * (len(affected) > 8)}"
+        whose = f"rank{'s' * (len(affected) > 1)} {listed} of {len(losses)} only" if self.ranks else "all ranks"
+        where = f", on {whose}" if len(losses) > 1 else ""
+        found = f"so was the loss itself{where}" if affected else "the loss itself was finite"
+        super().__init__(f"{message}; {found}" if losses else message)

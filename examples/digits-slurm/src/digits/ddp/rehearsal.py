@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
@@ -71,6 +71,8 @@ def rehearse(job: Job, models: Sequence[DistributedDataParallel], step: Callable
     around the DDP wrapper, and then each rank would train a model of its own. What activations need too much memory for
     fails here; the optimiser's own state comes with its first step.
 
+    If `step` returns a tensor that is not finite, such as a loss, the ranks are named in a warning.
+
     Raises:
         ConfigError: on all ranks, naming parameters without a gradient or unknown to DDP, or modes that differ.
         Diverged: on all ranks, naming the parameter and the ranks whose gradients differ.
@@ -105,7 +107,7 @@ def rehearse(job: Job, models: Sequence[DistributedDataParallel], step: Callable
     began = time.monotonic()
     for model in models:
         model.require_forward_param_sync = True
-    step()
+    loss = step()
     norms = _norms(models)
     second = time.monotonic() - began
     for model in models:
@@ -115,9 +117,11 @@ def rehearse(job: Job, models: Sequence[DistributedDataParallel], step: Callable
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
+    finite = not isinstance(loss, Tensor) or bool(loss.isfinite().all())
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
     _compare_gradients(job, norms)
     _tell(job, gather(job, (first, second, peak)))
+    _warn_of_loss(job, gather(job, finite))
 
 
 def _norms(models: Sequence[DistributedDataParallel]) -> dict[str, float]:
@@ -171,6 +175,15 @@ def _tell(job: Job, found: list[tuple[float, float, float]]) -> None:
         operations,
         memory,
     )
+
+
+def _warn_of_loss(job: Job, finite: list[bool]) -> None:
+    """Nothing has been learnt yet, so it is the samples or the model, not the learning rate."""
+    if odd := [job.who(rank) for rank, its in enumerate(finite) if not its]:
+        where = "all ranks" if len(odd) == len(finite) else f"{', '.join(odd[:4])}{', ...' * (len(odd) > 4)} only"
+        text = "rehearsal: the loss of the first batch is NaN or infinite on %s, before any step"
+        remedy = "\n  -> look at its samples, and at what the model makes of them"
+        log.warning(text + remedy, where, extra={"file_only": job.rank != 0})
 
 
 def _wait_for_all(job: Job) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, Field
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .agree import gather, same
@@ -30,6 +31,7 @@ from .loading.workers import fitting_workers, keep_protection, protect_worker, w
 from .start.groups import Job
 from .trace import spent
 from .trace.heartbeat import phase
+from .trace.replicas import models
 
 log = logging.getLogger("ddp")
 
@@ -135,6 +137,8 @@ def make_loader(
             sampler = GlobalOrder(
                 length, job, seed=seed, shuffle=train, uneven=uneven, lengths=lengths, batch=batch_size, most=most
             )
+        if train and not full:
+            _warn_of_single_sample(len(sampler) % batch_size, job)
         located = Located(dataset, job, workers, seed if settings.seed_samples else None)
     return DataLoader(
         located,
@@ -151,6 +155,16 @@ def make_loader(
         # The loader draws its workers' seeds from here: from the default generator it would disturb a resumed run.
         generator=torch.Generator().manual_seed(seed + job.rank),
     )
+
+
+def _warn_of_single_sample(last: int, job: Job) -> None:
+    """`last` are the samples that are left for a smaller batch at the end of an epoch of this rank."""
+    parts = ((name, part) for model in models() for name, part in model.module.named_modules())
+    name = next((name for name, part in parts if isinstance(part, nn.BatchNorm1d)), None)
+    if last == 1 and name is not None:
+        text = "each epoch ends with a batch of one sample, for which BatchNorm1d (%s) raises at one value a channel"
+        remedy = "\n  -> pass full=True to make_loader, which leaves that batch out, or take another train.batch_size"
+        log.warning(text + remedy, name, extra={"file_only": job.rank != 0})
 
 
 def _compare_lengths(dataset: Dataset[Any], job: Job, what: str, uneven: str, sharded: bool, least: int) -> None:

@@ -86,7 +86,7 @@ def sentence(timeline: Timeline, end: Mapping[str, Any]) -> str:
         line = _listed(clauses) + (f"{',' * (len(clauses) > 1)} while {waiting}" if waiting else "")
     else:
         waiting = _waiting(timeline, others, [])
-        line = f"No rank could be blamed: {waiting or _where(others)}"
+        line = f"{_nobody(end)}: {waiting or _where(others)}"
     clock = clock_name(timeline)
     return line + (f"; the {clock} rang at {time_of_day(timeline, timeline.rang_at)}" if clock else "")
 
@@ -132,6 +132,8 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
         ended = next((row.ended for row in named if row.ended), "")
         how = f"{was} killed {ended}" if "SIG" in ended else f"ended {ended}" if ended else "vanished"
         return [f"{who} {how} {place} at {time_of_day(timeline, first.last.end if first.last else timeline.rang_at)}"]
+    if kind == "nonfinite_loss":
+        return [f"{who} had a NaN or infinite loss"]
     if found := re.search(r"\braised (\w+)", str(end.get("reason", ""))):
         return [f"{who} raised {found[1]} {place} at {time_of_day(timeline, timeline.rang_at)}"]
     if first.last is None:
@@ -140,6 +142,12 @@ def _what_they_did(timeline: Timeline, end: Mapping[str, Any], named: Sequence[R
     if len(groups) > 1:
         return _places(timeline, named, slow)
     return [f"{who} {was} {slow}{place} for {seconds(timeline.rang_at - since(first))}"]
+
+
+def _nobody(end: Mapping[str, Any]) -> str:
+    """The beginning of a sentence about an end that is not one rank's doing."""
+    alike = end.get("kind") == "nonfinite_loss"
+    return "Gradients were NaN or infinite, of no rank alone" if alike else "No rank could be blamed"
 
 
 def _stands_still(timeline: Timeline, row: Row) -> bool:

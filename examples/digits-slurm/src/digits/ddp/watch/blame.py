@@ -53,6 +53,11 @@ NO_ANSWER = (
     "nobody answers questions in a job: log in before it, or set the variable that the library reads instead "
     "(WANDB_MODE=offline, HF_TOKEN)"
 )
+ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch/nn/functional.py
+ONE_SAMPLE_ADVICE = (
+    "BatchNorm needs two values a channel, and this batch has one sample, as the last of an epoch can: pass full=True "
+    "to make_loader, which leaves it out"
+)
 UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's reducer.cpp
 UNFINISHED_ADVICE = (
     "use every parameter in each forward, on all ranks (add 0 * parameter.sum() to the loss), freeze the others before "
@@ -87,9 +92,9 @@ def _text(error: BaseException) -> str:
 
 def verdict_of(error: BaseException, job: Job) -> Verdict:
     """The outcome that an exception in the training loop of this rank stands for."""
-    code, advice = FAILED, ""
-    kind: KindName = "rank_exception"
     text = _text(error)
+    code, advice = FAILED, _advice(error, text)
+    kind: KindName = "rank_exception"
     if isinstance(error, ConfigError):
         code, kind = CONFIG, error.kind
     elif isinstance(error, torch.OutOfMemoryError):
@@ -112,23 +117,37 @@ def verdict_of(error: BaseException, job: Job) -> Verdict:
     elif isinstance(error, RunFailed):
         code, kind = STALLED, "unknown"
         advice = "look at the log of rank 0, which says more"
-    elif isinstance(error, EOFError) and "when reading a line" in text:  # input() without a terminal
-        advice = NO_ANSWER
     elif peer_lost(error):
         code, kind = STALLED, "network_unreachable"
     where = f"(phase {beat.phase}, step {beat.step})"
     problem, arrow, remedy = _with_lines(text, error).partition("\n  -> ")
     reason = f"{job.who(job.rank)} raised {type(error).__name__}: {problem} {where}{arrow}{remedy}"
-    if kind == "divergent_weights":  # all ranks raise it at once
+    if kind in ("divergent_weights", "nonfinite_loss"):  # all ranks raise it at once
         reason = f"{text} {where}"
     if kind == "checkpoint_failed":  # so do they what rank 0, which writes, has told them
         reason = f"{job.who(0)}: {text} {where}"
-    # A reduced NaN has lost its origin; a wrong setting is nobody's, whichever rank is the first to say so.
-    told = code != CONFIG and kind not in ("network_unreachable", "unknown", "nonfinite_loss")
-    first = error.ranks if isinstance(error, Diverged) else [job.rank] if told else None
-    first = [0] if kind == "checkpoint_failed" else first
     stacks = {str(job.rank): "".join(traceback.format_exception(error))[-20000:]}
+    first = _began_on(error, job, code, kind)
     return Verdict(code, kind, reason, first, beat.phase, beat.step, advice or KINDS[kind].advice, stacks)
+
+
+def _advice(error: BaseException, text: str) -> str:
+    """What to do about an exception whose kind does not say enough, or ""."""
+    if isinstance(error, EOFError) and "when reading a line" in text:  # input() without a terminal
+        return NO_ANSWER
+    return ONE_SAMPLE_ADVICE if isinstance(error, ValueError) and ONE_SAMPLE in text else ""
+
+
+def _began_on(error: BaseException, job: Job, code: int, kind: KindName) -> list[int] | None:
+    """The ranks with which it began, if that is known."""
+    if isinstance(error, Diverged):
+        return error.ranks
+    if isinstance(error, NonFinite):
+        return error.ranks or None
+    if kind == "checkpoint_failed":
+        return [0]
+    # A wrong setting is nobody's, whichever rank is the first to say so.
+    return None if code == CONFIG or kind in ("network_unreachable", "unknown", "nonfinite_loss") else [job.rank]
 
 
 def _with_lines(text: str, error: BaseException) -> str:

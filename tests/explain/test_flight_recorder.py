@@ -109,6 +109,7 @@ HOSTILE = {
     "a memo of 16 GiB": b"\x80\x02]r\xff\xff\xff\x7f.",
     "a key whose hash recurses": b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
     "a key whose hash doubles": b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 99 + b"Ns.",
+    "a key whose hash doubles, put aside": b"\x80\x02)q\x00" + b"]h\x00h\x00\x86(eq\x00a" * 99 + b"}h\x00Ns.",
     "pairs of pairs": b"\x80\x02}N" + b"N\x86" * 200_000 + b"Ns.",
     "cut short": pickle.dumps({"entries": []})[:-3],
     "no dump": b"hello",

@@ -30,9 +30,12 @@ SAME_ON_ALL_RANKS = frozenset(
     | {"_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"}
 )
 # The opcodes of a fixed size in what NCCL and gloo write, other than tuples, but for a pair of two texts that were met
-# before. A memo index is below 2**20; tuples are not kept in the memo.
+# before. A memo index is below 2**20. Tuples are not put into the memo: not at once, nor behind a mark without items.
+_PUT = rb"(?:q.|r..[\x00-\x0f]\x00)"
 _RUN = re.compile(
-    rb"(?:[(\]})Neuas\x88\x89]|h.h.\x86(?![qr])|[Khq].|M..|[Jj]....|r..[\x00-\x0f]\x00|G.{8}){1,2000}", re.DOTALL
+    rb"(?:\](?:%b)?(?:\(e)?|\}(?:%b)?(?:\(u)?|\((?![eu])|[)Neuas\x88\x89]|h.h.\x86(?![qr])|[Kh].|%b|M..|[Jj]....|G.{8})"
+    rb"{1,2000}" % (_PUT, _PUT, _PUT),
+    re.DOTALL,
 )
 MOST_PAIRS = 16
 _PLAIN: Any = pickle._Unpickler  # the one written in Python: typeshed does not know its loaders

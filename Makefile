@@ -2,7 +2,7 @@
 # make test       a cross-section of the tests; no root, 9 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine, and pods in namespaces
 # make test-update projects of every release, brought to the working tree; and the built package
-# make test-more what make test leaves out of a project's own tests, the five post-mortems, the pages' commands, the recipes
+# make test-more what make test leaves out of a project's own tests, of explain, the five post-mortems, the pages' commands, the recipes
 # make test-skypilot  tests/skypilot, with SkyPilot's own code reading the task files: 400 MB of packages more
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
@@ -48,8 +48,8 @@ test-update: .venv/done
 	  tests/faults -k "wheel or at_once or (written and restarted)"
 
 test-more: .venv/recipes
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py \
-	  tests/skypilot -m "slow and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/explain \
+	  tests/families/test_post_mortems.py tests/skypilot -m "slow and not long"
 
 test-skypilot: .venv/done .venv-skypilot/done
 	SKYPILOT_PYTHON=$(CURDIR)/.venv-skypilot/bin/python .venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/skypilot

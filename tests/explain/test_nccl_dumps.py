@@ -1,4 +1,7 @@
-"""Dumps that NCCL's watchdog wrote: two H200, torch 2.11.0, NCCL 2.28.9, a timeout of 12 s; only paths were changed, for others as long."""
+"""Dumps that NCCL's watchdog wrote: two H200, torch 2.11.0, NCCL 2.28.9, a timeout of 12 s.
+
+Only paths were changed, for others as long.
+"""
 
 from __future__ import annotations
 

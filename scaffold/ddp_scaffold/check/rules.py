@@ -188,6 +188,12 @@ PYTHON: tuple[Described, ...] = (
         "each rank applies its own gradients, and the weights drift apart",
     ),
     described(
+        214,
+        "loss-reduced-before-backward",
+        "a loss that is averaged over the ranks before backward",
+        "DDP averages the gradients itself: this part's is too small by the number of ranks",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -213,6 +219,12 @@ PYTHON: tuple[Described, ...] = (
         "since PyTorch 2.6 weights_only is True, and the run cannot be resumed",
     ),
     described(
+        306,
+        "each-node-saves",
+        "a file that the first rank of each node writes",
+        "on a file system that the nodes share, they write the same file at the same time",
+    ),
+    described(
         401, "item-per-step", "item() of the loss at every step", "the CPU waits for the GPU, and cannot run ahead"
     ),
     described(402, "norm-per-parameter", "a wait for the GPU for each parameter", "hundreds of waits a step"),
@@ -234,6 +246,12 @@ PYTHON: tuple[Described, ...] = (
         "DDP decides in forward, so the gradients are reduced all the same",
     ),
     described(
+        410,
+        "rank-0-preparation",
+        "clustering, fitting or preparing data on rank 0, while the others wait in a collective",
+        "the GPUs of the others do nothing meanwhile, until the timeout of the collective in which they wait",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",
@@ -241,6 +259,12 @@ PYTHON: tuple[Described, ...] = (
     ),
     described(
         502, "variable-too-late", "a variable that is set after the group was made", "it is read when the group is made"
+    ),
+    described(
+        503,
+        "seed-before-spawn",
+        "a seed in the process that starts the ranks by mp.spawn",
+        "the ranks are new processes, which do not inherit it: two runs with one seed differ",
     ),
     described(601, "unread-file", "a file that could not be read as Python 3", "nothing in it was checked"),
     described(
@@ -273,6 +297,12 @@ PYTHON: tuple[Described, ...] = (
         "global-rank-as-device",
         "the rank among all nodes as the number of a GPU",
         "it works on one node only: the second has no such GPU",
+    ),
+    described(
+        608,
+        "equal-seeds",
+        "one seed on all ranks, where the data set draws augmentations",
+        "worker k of every rank draws the same augmentations, and dropout the same masks",
     ),
 )
 

@@ -3,39 +3,101 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from .context import Context, Found
 from .devices import INIT
-from .module import Call, Function, dotted, is_constant, keyword, shown
+from .module import Call, Function, Guard, dotted, is_constant, keyword, last_of, shown
+from .ranks import argument
 
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
 
 
 def per_step(context: Context, function: Function) -> Iterator[Found]:
-    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, a barrier."""
+    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, here or in a helper; a barrier."""
     if not context.plain(function.module):
         return
     seen: set[ast.stmt] = set()
-    steps = {c.place.loops[-1] for c in function.calls if c.last == "backward" and c.place.loops}
+    steps = {
+        c.place.loops[-1]
+        for c in function.calls
+        if c.place.loops and (c.last == "backward" or _goes_back(context, c, frozenset()))
+    }
     for call in function.calls:
         if not call.place.loops or call.place.loops[-1] not in steps or call.place.guards:
             continue
         loop = call.place.loops[-1]
-        if call.last == "item" and not call.node.args and loop not in seen and _of_tensor(call):
+        if loop not in seen and (read := _read_of_loss(context, call, frozenset(), 0)) is not None:
             seen.add(loop)
-            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU at every step, on every rank"
-            tensor = shown(call.node.func, 40).removesuffix(".item").removesuffix(".detach()")
+            message = f"`{shown(read.node, 40)}` makes the CPU wait for the GPU at every step, on every rank"
+            tensor = re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(read.node.func, 40))
+            tensor = shown(read.node.args[0], 40) if read.name == "float" else tensor
             fix = f"add `{tensor}.detach()` up on the GPU, and read it every n steps"
-            yield Found("DDP401", function.module, call.node, message, fix)
+            yield Found("DDP401", read.function.module, read.node, message, fix)
         elif call.name == "torch.distributed.barrier":
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
 
 
-def _of_tensor(call: Call) -> bool:
+def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
+    """Tell whether a call runs a backward pass in a function of these files, once: not one that loops over steps."""
+    target = context.program.called(call)
+    if target is None or id(target) in seen or len(seen) > 3:
+        return False
+    seen = seen | {id(target)}
+    return any(not c.place.loops and (c.last == "backward" or _goes_back(context, c, seen)) for c in target.calls)
+
+
+def _read_of_loss(context: Context, call: Call, losses: frozenset[str], depth: int) -> Call | None:
+    """Return the call that reads a loss from the GPU: this one, or one in a helper that it surely comes to."""
+    if _reads_tensor(call, losses):
+        return call
+    target = context.program.called(call)
+    if target is None or target is call.function or depth > 3:
+        return None
+    given = frozenset(
+        name
+        for name in target.parameters
+        if name not in ("self", "cls")
+        and (value := argument(call, target, name)) is not None
+        and _is_loss(value, losses)
+    )
+    for inner in target.calls:
+        if any(_seldom(guard) for guard in inner.place.guards):
+            continue
+        if (read := _read_of_loss(context, inner, given, depth + 1)) is not None:
+            return read
+    return None
+
+
+def _seldom(guard: Guard) -> bool:
+    """Tell whether a condition may not hold at each step: one that counts, or is of logging, the rank, a type."""
+    counts = any(isinstance(part, ast.Mod) for part in ast.walk(guard.test))
+    text = ast.unparse(guard.test)
+    return counts or bool(re.search(r"log|print|verbose|debug|rank|main|master|writer|every|isinstance|eval|nan", text))
+
+
+def _reads_tensor(call: Call, losses: frozenset[str]) -> bool:
+    """Tell whether a call waits for a loss on the GPU."""
     func = call.node.func
-    return isinstance(func, ast.Attribute) and "loss" in ast.unparse(func.value).lower()
+    if call.name == "float" and len(call.node.args) == 1 and dotted(call.node.args[0]):
+        return _is_backward(call.function, dotted(call.node.args[0]))
+    if not isinstance(func, ast.Attribute) or call.node.args or func.attr not in ("item", "cpu", "tolist"):
+        return False
+    return _is_loss(func.value, losses)
+
+
+def _is_loss(node: ast.expr, losses: frozenset[str]) -> bool:
+    """Tell whether an expression is a loss, by its names, or holds a parameter that is given one."""
+    if isinstance(node, ast.Call) and last_of(node) in ("item", "tolist", "float"):
+        return False  # a number already
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return "loss" in ast.unparse(node).lower() or bool(names & losses)
+
+
+def _is_backward(function: Function, name: str) -> bool:
+    return any(c.last == "backward" and dotted(c.node.func) == f"{name}.backward" for c in function.calls)
 
 
 def norms(context: Context, function: Function) -> Iterator[Found]:

@@ -478,6 +478,16 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 
 
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return the values of all arguments of a call."""
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def last_of(call: ast.Call) -> str:
+    """Return the last part of the name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def is_constant(node: ast.AST | None, value: object) -> bool:
     """Tell whether an expression is this constant, of this type."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value

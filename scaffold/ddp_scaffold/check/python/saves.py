@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, dotted, keyword, names_in, shown
+from .module import Assignment, Call, Function, arguments_of, dotted, keyword, names_in, shown
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
@@ -16,6 +16,12 @@ RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
+LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
+GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
+NODES = re.compile(
+    r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
+    r"|environ(?:\.get)?[\[(]['\"]RANK['\"]"
+)
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
@@ -35,6 +41,59 @@ def all_ranks(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
         yield Found("DDP302", function.module, call.node, message, fix)
+
+
+def each_node(context: Context, function: Function) -> Iterator[Found]:
+    """Yield torch.save by the first rank of each node, into a path that does not tell the nodes apart."""
+    if not context.plain(function.module) or not _has_nodes(context, function):
+        return
+    seen: set[int] = set()
+    for call in function.calls:
+        found = context.ranks.partial(call) if call.place.guards else None
+        if found is None or found[1] != "first" or id(found[0].test) in seen or found[0].early:
+            continue
+        if not _first_of_node(found[0].test) or any(GLOBAL.search(ast.unparse(g.test)) for g in call.place.guards):
+            continue
+        save = _save_within(context, call)
+        if save is None:
+            continue
+        words = names_in(save.node.args[1]) | {w for a in arguments_of(call.node) for w in names_in(a)}
+        words |= _made_of(context, save.function, save.node.args[1])
+        if any(re.search(r"rank|host|node|pid|tmp|scratch", word.lower()) for word in words):
+            continue
+        seen.add(id(found[0].test))
+        message = (
+            f"`{shown(found[0].test, 50)}` holds on the first rank of each node: on a file system that the nodes share,"
+            " they write the same file at the same time, and a reader or a kill finds one that is broken"
+        )
+        fix = f"call `{shown(call.node.func, 40)}` where `torch.distributed.get_rank() == 0`"
+        yield Found("DDP306", function.module, call.node, message, fix)
+
+
+def _first_of_node(test: ast.expr) -> bool:
+    """Tell whether a condition is one of the rank within its node: `local_rank == 0`, `rank % gpus_per_node == 0`."""
+    for part in ast.walk(test):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" in ast.unparse(part.left):
+            return re.search(r"gpu|node|local", ast.unparse(part.right)) is not None
+        if isinstance(part, ast.Compare) and LOCAL.search(ast.unparse(part.left).lower()):
+            return len(part.comparators) == 1 and ast.unparse(part.comparators[0]) in ("0", "'0'")
+    return "is_local_main" in ast.unparse(test)
+
+
+def _has_nodes(context: Context, function: Function) -> bool:
+    """Tell whether a program is made for several nodes: it tells the rank of all from the one within a node."""
+    return any(NODES.search(module.file.text) for module in context.in_component(function.module))
+
+
+def _save_within(context: Context, call: Call, depth: int = 0) -> Call | None:
+    """Return the torch.save that a call makes, itself or in helpers, if no condition of the rank stands around it."""
+    if call.name == "torch.save":
+        return call if len(call.node.args) > 1 else None
+    target = context.program.called(call)
+    if target is None or depth > 2:
+        return None
+    inner = (c for c in target.calls if context.ranks.partial(c) is None)
+    return next((save for c in inner if (save := _save_within(context, c, depth + 1)) is not None), None)
 
 
 def _made_of(context: Context, function: Function, node: ast.expr) -> set[str]:
@@ -282,4 +341,4 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
-RULES = (all_ranks, in_place, guesses, not_loadable)
+RULES = (all_ranks, each_node, in_place, guesses, not_loadable)

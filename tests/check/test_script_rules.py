@@ -303,3 +303,27 @@ def test_error_handling_is_off_for_cuda_graphs() -> None:
     text = 'import os\nos.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
     assert [one.rule for one in found_in(train__py=text)] == ["DDP661"]
     assert found_in(train__py=text + "graph = torch.cuda.CUDAGraph()\n") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "rules"),
+    [
+        ('"tcp://localhost:54321"', ["DDP652"]),
+        ("'tcp://127.0.0.1:23456'", ["DDP651"]),
+        ('f"tcp://localhost:{random.randint(20000, 60000)}"', ["DDP652"]),
+        ('f"tcp://localhost:{port}"', []),
+        ('"tcp://224.66.41.62:23456"', []),
+        ('"env://"', []),
+    ],
+)
+def test_ports_that_a_program_writes_down(address: str, rules: list[str]) -> None:
+    text = f'import random\nurl = {address}\ndist.init_process_group("nccl", init_method=url)\n'
+    assert [one.rule for one in found_in(train__py=text)] == rules
+
+
+def test_a_program_that_requeues_itself() -> None:
+    text = "import os\ndef handler(signum, frame):\n    os.system(f'scontrol requeue {JOB}')\n{use}\n"
+    used = text.replace("{use}", "signal.signal(signal.SIGUSR1, handler)")
+    assert [(one.rule, one.line) for one in found_in(train__py=used)] == [("DDP353", 3)]
+    assert found_in(train__py=text.replace("{use}", "")) == []  # nothing installs it
+    assert found_in(train__py=used + "if int(os.environ['SLURM_RESTART_COUNT']) > 3: raise SystemExit\n") == []

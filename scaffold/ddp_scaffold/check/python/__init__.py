@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from .. import rules
 from ..files import SourceFile
 from ..findings import Finding
-from . import costs, devices, hang, leaving, results, saves, seeds, stops, waiting
+from . import costs, devices, everywhere, hang, leaving, results, saves, seeds, stops, waiting
 from .context import Context, Found
 from .module import Module, read
 from .program import Program
@@ -19,7 +19,7 @@ from .program import Program
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
 RULES = (
     *(*hang.RULES, *leaving.RULES, *waiting.RULES, *stops.RULES, *results.RULES, *seeds.RULES),
-    *(*devices.RULES, *saves.RULES, *costs.RULES),
+    *(*devices.RULES, *saves.RULES, *costs.RULES, *everywhere.RULES),
 )
 
 

@@ -47,8 +47,14 @@ class Context:
 
     @cached_property
     def distributed(self) -> dict[int, str]:
-        """Return the modules that wrap a model in DDP, and those that they import, each with its framework or ''."""
-        waiting = [module for module in self.program.modules if wraps_ddp(module)]
+        """Return the files that several ranks run, each with its framework or ''.
+
+        They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import.
+        """
+        wraps = [module for module in self.program.modules if wraps_ddp(module)]
+        numbers = {self.program.component[id(module)] for module in wraps}
+        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self._joins_group(m))
+        waiting = list({id(module): module for module in (*wraps, *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
         while waiting:
             module = waiting.pop()
@@ -112,6 +118,15 @@ class Context:
                 if id(site.function) not in seen:
                     seen.add(id(site.function))
                     waiting.append(site.function)
+        return False
+
+    def _joins_group(self, module: Module) -> bool:
+        """Tell whether a file makes the group, or calls a function of these files that does."""
+        for function in module.functions:
+            for call in function.calls:
+                target = self.program.called(call)
+                if call.last == INIT or (target is not None and any(c.last == INIT for c in target.calls)):
+                    return True
         return False
 
     def _joins(self, module: Module) -> bool:

@@ -93,6 +93,13 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
     """Yield a group that is made before the device is set, where a collective or a tensor comes between."""
     init = next((c for c in function.calls if c.name == INIT), None)
     late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
+    if init is not None and late is None and _never_set(context, function, init):
+        message = (
+            "nothing sets this rank's device: NCCL has to guess a GPU for its first barrier, and what is not placed"
+            " by hand, such as pinned memory, takes memory of GPU 0 on every rank"
+        )
+        fix = "call torch.cuda.set_device(local_rank) before it, and give it device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
     if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
         return
     around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
@@ -116,6 +123,46 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
         fix = f"call `{shown(late.node, 40)}` first, and give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _never_set(context: Context, function: Function, init: Call) -> bool:
+    """Tell whether a program with DDP on GPUs never says which GPU is the rank's."""
+    if not context.plain(function.module) or _masked(context, function) or _on_cpu(context, function):
+        return False
+    if keyword(init.node, "device_id") is not None or any(word.arg is None for word in init.node.keywords):
+        return False
+    texts = [module.file.text for module in context.in_component(function.module)]
+    moved = any(re.search(r"cuda|nccl", text) for text in texts)
+    told = any(
+        re.search(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.", t) for t in texts
+    )
+    return moved and not told and not context.ranks.alone(function, init.place.guards)
+
+
+def options(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the option `--local_rank`: since PyTorch 2.0 torch.distributed.launch passes `--local-rank`, torchrun none.
+
+    Source: the documentation in torch/distributed/launch.py, "versionchanged:: 2.0.0".
+    """
+    if id(function.module) not in context.distributed and not _feeds_ranks(context, function):
+        return
+    for call in function.calls:
+        names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
+        if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
+            continue
+        read = any("LOCAL_RANK" in module.file.text for module in context.in_component(function.module))
+        rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"
+        message = (
+            "torch.distributed.launch passes `--local-rank` since PyTorch 2.0, which ends every rank as an unrecognized"
+            f" argument{rest}"
+        )
+        fix = "read int(os.environ['LOCAL_RANK']) and start with torchrun, or add '--local-rank' to the names"
+        yield Found("DDP610", function.module, call.node, message, fix)
+
+
+def _feeds_ranks(context: Context, function: Function) -> bool:
+    """Tell whether a file is connected with one that several ranks run, as a file of options is."""
+    return any(context.plain(module) for module in context.in_component(function.module))
 
 
 def loads(context: Context, function: Function) -> Iterator[Found]:
@@ -173,8 +220,18 @@ def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
     saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
     if not loads_it or not saves or any(keyword(c.node, "strict") is not None for c in loads_it):
         return False
+    if _all_on_cpu(context, function):
+        return False
+    if RESUMED.search(function.name) or RESUMED.search(dotted(call.node.func)):
+        return True
     keys = {key for node in ast.walk(function.node) if (key := _key_of(node, used))}
     return RESUMED.search(shown(call.node.args[0])) is not None or any(PROGRESS.search(key) for key in keys)
+
+
+def _all_on_cpu(context: Context, function: Function) -> bool:
+    """Tell whether tensors may be moved to the CPU before they are saved."""
+    saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
+    return any(".cpu()" in ast.unparse(c.function.node) or "to('cpu')" in ast.unparse(c.function.node) for c in saves)
 
 
 def _key_of(node: ast.AST, used: set[str]) -> str:
@@ -187,4 +244,4 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
-RULES = (first_gpu, global_device, late_device, loads)
+RULES = (first_gpu, global_device, late_device, options, loads)

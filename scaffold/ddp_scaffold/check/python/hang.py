@@ -21,6 +21,7 @@ OF_KIND = {
     "sharded load": "DDP111",
     "metric": "DDP113",
 }
+DESTROY = "torch.distributed.destroy_process_group"
 CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
 READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
 KNOWN_OWNERS = {"torch", "os", "sys", "time", "json", "np", "numpy", "shutil"}
@@ -278,6 +279,14 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
     """Yield collectives in except and finally, where ranks come that have failed."""
     for call in function.calls:
         part = part_of_try(call.place)
+        if call.name == DESTROY and part == "finally" and _surrounds_steps(context, function, call):
+            message = (
+                "a rank that fails destroys the group before it ends, while the others are in a collective: they report"
+                " a lost connection, which hides which rank failed, or the rank waits here for the others"
+            )
+            fix = "destroy the group behind the `try`, where no rank has failed"
+            yield Found("DDP604", function.module, call.node, message, fix)
+            continue
         if not part or context.ranks.partial(call) is not None or not _may_fail_alone(context, function, call):
             continue
         effects = context.effects.of(call)
@@ -293,12 +302,25 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
                 yield Found("DDP606", function.module, call.node, f"{message}; not decided: {doubt}", fix)
             else:
                 yield Found("DDP114", function.module, call.node, message, fix)
-        elif call.name == "torch.distributed.destroy_process_group" and part == "except":
+        elif call.name == DESTROY and part == "except":
             message = (
                 "destroying the group after an exception hides which rank failed: the others report a lost connection"
             )
             fix = "leave with the exception, without destroy_process_group"
             yield Found("DDP604", function.module, call.node, message, fix)
+
+
+def _surrounds_steps(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether training stands in the body of the `try` whose `finally` a call is in."""
+    outer = {id(node) for node, part in call.place.tries if part == "finally"}
+    for other in function.calls:
+        if any(id(node) in outer and part == "body" for node, part in other.place.tries) and other.place.loops:
+            return id(function.module) in context.distributed
+        target = context.program.called(other)
+        inside = any(id(node) in outer and part == "body" for node, part in other.place.tries)
+        if inside and target is not None and any(c.last == "backward" or c.place.loops for c in target.calls):
+            return id(function.module) in context.distributed
+    return False
 
 
 def _may_fail_alone(context: Context, function: Function, call: Call) -> bool:

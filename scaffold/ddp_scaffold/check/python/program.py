@@ -18,6 +18,7 @@ FOREIGN = {
 }
 # Names of methods that many classes have: which of them a call means is not known from the name.
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
+SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -294,9 +295,12 @@ class Program:
         """Return the class of what a variable holds, if it is only ever made by that class."""
         found: set[Class] = set()
         for assignment in self.assigned(function, name):
-            if not isinstance(assignment.value, ast.Call) or not dotted(assignment.value.func):
+            value = assignment.value
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
+                value = value.func.value
+            if not isinstance(value, ast.Call) or not dotted(value.func):
                 return None
-            made = self.lookup(function.module, dotted(assignment.value.func))
+            made = self.lookup(function.module, dotted(value.func))
             if not isinstance(made, Class):
                 return None
             found.add(made)

@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword, names_in, shown
+from .module import Assignment, Call, Class, Function, Place, dotted, is_constant, keyword, names_in, shown
 from .ranks import COUNT, argument
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
+)
+TOGETHER = re.compile(
+    r"torchmetrics|accelerate|evaluate\.load|ignite|gather|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
 )
 EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
@@ -230,13 +233,21 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             counted = comes_to(context, function, loader, _reduced_on, held_out=True)
             if counted and not is_constant(keyword(call.node, "drop_last"), True):
                 yield _padded(function, call, f"`{name}`" if name else "the sampler")
+            elif (
+                not counted
+                and not _reduces_anywhere(context, function)
+                and comes_to(context, function, loader, _measured_alone, held_out=True)
+            ):
+                yield _of_one_part(function, call, name)
             continue
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        if not in_order and name and not told and _epochs(context, function):
-            message = f"nothing calls set_epoch on `{name}`, so every epoch has the same order on every rank"
-            fix = f"call `{name}.set_epoch(epoch)` at the beginning of each epoch"
+        inline = not name and _inline(function, call)
+        if not in_order and (name or inline) and not told and _epochs(context, function):
+            named = f"`{name}`" if name else "this sampler"
+            message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
+            fix = f"call `{name or 'loader.sampler'}.set_epoch(epoch)` at the beginning of each epoch"
             yield Found("DDP202", function.module, call.node, message, fix)
 
 
@@ -247,6 +258,35 @@ def _padded(function: Function, call: Call, name: str) -> Found:
     )
     fix = "cut what was repeated before computing the metric, or give each rank range(rank, n, world_size)"
     return Found("DDP212", function.module, call.node, message, fix)
+
+
+def _of_one_part(function: Function, call: Call, name: str) -> Found:
+    message = (
+        f"`{name or 'the sampler'}` gives each rank a part of the validation set, and nothing takes the ranks' results"
+        " together: what is printed, or decides which weights are the best, was measured on one rank's part"
+    )
+    fix = "sum the counts over all ranks (`all_reduce`) before the metric, or let every rank read the whole set"
+    return Found("DDP215", function.module, call.node, message, fix)
+
+
+def _reduces_anywhere(context: Context, function: Function) -> bool:
+    """Tell whether any file that is connected with this one may take results together, also by a library's metric."""
+    if any(TOGETHER.search(module.file.text) for module in context.in_component(function.module)):
+        return True
+    return any(
+        not any(b.last == "backward" and b.place.loops[-1:] == c.place.loops[-1:] for b in c.function.calls)
+        for last in REDUCTIONS
+        for c in context.calls_in_component(function.module, last)
+        if "grad" not in c.function.name
+    )
+
+
+def _measured_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function evaluates something, and leaves the results to each rank."""
+    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
+    evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
+    return bool(loops) and not trains and bool(evaluates) and not reduces(context, function)
 
 
 def _evaluates(context: Context, function: Function, call: Call, name: str) -> bool:
@@ -290,14 +330,29 @@ def _names_samples(context: Context, function: Function) -> bool:
     return any(word in module.file.text for module in context.in_component(function.module) for word in words)
 
 
+def _inline(function: Function, call: Call) -> bool:
+    """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
+    for other in function.calls:
+        given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
+        if given is not None and any(part is call.node for part in ast.walk(given)):
+            return not HELD_OUT.search(_assigned(function, other)) and not HELD_OUT.search(function.name)
+    return False
+
+
 def _epochs(context: Context, function: Function) -> bool:
     """Tell whether a file that is connected with this one loops over epochs."""
     return any(
-        isinstance(loop, ast.For) and "epoch" in ast.unparse(loop.target).lower()
+        isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place))
         for module in context.in_component(function.module)
         for other in module.functions
-        for loop, _ in other.loops
+        for loop, place in other.loops
     )
+
+
+def _endless(loop: ast.For, place: Place) -> bool:
+    """Tell whether a loop goes over data again and again: `while True: for batch in loader:`."""
+    around = place.loops[-1] if place.loops else None
+    return isinstance(around, ast.While) and re.search(r"load|data", ast.unparse(loop.iter).lower()) is not None
 
 
 def past_ddp(context: Context, function: Function) -> Iterator[Found]:

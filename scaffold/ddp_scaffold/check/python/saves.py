@@ -12,10 +12,12 @@ from .module import Assignment, Call, Function, arguments_of, dotted, keyword, n
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
+REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
+CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
 LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
 NODES = re.compile(
@@ -143,7 +145,7 @@ def _of_numbers(test: ast.expr) -> bool:
 def in_place(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints that overwrite the last one in place: a kill while it is written leaves none."""
     if not context.plain(function.module) or any(
-        c.name in RENAMES or c.last in ("replace", "rename") for c in function.calls
+        c.name in RENAMES or (c.last in ("replace", "rename") and len(c.node.args) == 1) for c in function.calls
     ):
         return
     for call in function.calls:
@@ -158,6 +160,41 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
         yield Found("DDP301", function.module, call.node, message, fix)
+
+
+def removed_first(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an old checkpoint that is removed before the new one is there."""
+    if id(function.module) not in context.distributed:
+        return
+    removes = [c for c in function.calls if c.name in REMOVES and c.node.args and not c.place.tries]
+    for call in removes:
+        path = ast.unparse(call.node.args[0])
+        later = [c for c in function.calls if c.order > call.order and c.place.loops == call.place.loops]
+        link = next(
+            (c for c in later if c.name == "os.symlink" and any(ast.unparse(a) == path for a in c.node.args[1:2])), None
+        )
+        save = next((c for c in later if c.name == "torch.save" and len(c.node.args) > 1), None)
+        named = PATH.search(path) is not None or _is_checkpoint_path(context, function, call.node.args[0])
+        new = link or (save if named else None)
+        if new is None or _apart(call, new):
+            continue
+        message = (
+            f"`{shown(call.node.args[0], 40)}` is removed before `{shown(new.node.func)}` in line"
+            f" {function.module.position(new.node.lineno)[1]} has made the new one: a kill in between leaves neither"
+        )
+        fix = "make the new one beside it first, put it in its place with os.replace, and remove the old one then"
+        yield Found("DDP307", function.module, call.node, message, fix)
+
+
+def _is_checkpoint_path(context: Context, function: Function, node: ast.expr) -> bool:
+    values = context.program.assigned(function, dotted(node)) if dotted(node) else []
+    return any(a.value is not None and re.search(r"ckpt|checkpoint|\.pth|\.pt\b", ast.unparse(a.value)) for a in values)
+
+
+def _apart(call: Call, other: Call) -> bool:
+    """Tell whether two calls stand in the two branches of one test."""
+    held = {(id(guard.test), guard.holds) for guard in call.place.guards}
+    return any((id(guard.test), not guard.holds) in held for guard in other.place.guards)
 
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
@@ -189,13 +226,34 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         node = assigned[0].value
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
+    if isinstance(node, ast.IfExp):
+        return _constant_path(context, function, node.body, depth) or _constant_path(
+            context, function, node.orelse, depth
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):  # folder + "/last.pth", Path / "x.pth"
+        end = _constant_path(context, function, node.right, depth)
+        return None if _changes(node.left) or _made_in_loop(context, function, node.left) else end
+    if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
+        last = node.values[-1] if node.values else None
+        named = isinstance(last, ast.Constant) and str(last.value).startswith("/") and not _changes(node)
+        return str(last.value) if named and isinstance(last, ast.Constant) else None
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
-        changing = {w for arg in node.args for w in names_in(arg) if re.search(r"epoch|step|iter|^i$|^e$|time", w)}
-        last = node.args[-1]
-        return str(last.value) if isinstance(last, ast.Constant) and not changing else None
+        end = _constant_path(context, function, node.args[-1], depth)
+        return None if any(_changes(arg) for arg in node.args[:-1]) else end
     return None
+
+
+def _changes(node: ast.AST) -> bool:
+    """Tell whether a part of a path changes from save to save, by its names."""
+    return any(CHANGES.search(name) for name in names_in(node))
+
+
+def _made_in_loop(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a part of a path is made anew in a loop, or of what changes."""
+    values = context.program.assigned(function, dotted(node)) if dotted(node) else []
+    return any(a.place.loops or (a.value is not None and _changes(a.value)) for a in values)
 
 
 def _repeats(context: Context, call: Call, depth: int) -> bool:
@@ -263,16 +321,24 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
         for value in values:
+            pairs: list[tuple[ast.expr | None, ast.expr]] = []
             if isinstance(value, ast.Dict):
-                yield from _refused(context, function, value, strict[0])
+                pairs = list(zip(value.keys, value.values, strict=True))
+            elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
+                pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
+            yield from _refused(context, function, pairs, strict[0])
 
 
-def _refused(context: Context, function: Function, saved: ast.Dict, load: Call) -> Iterator[Found]:
+def _refused(
+    context: Context, function: Function, pairs: list[tuple[ast.expr | None, ast.expr]], load: Call
+) -> Iterator[Found]:
     _, line = load.function.module.position(load.node.lineno)
     where = f"{load.function.module.file.path} line {line}"
-    for key, held in zip(saved.keys, saved.values, strict=True):
+    for key, held in pairs:
         named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
-        if isinstance(held, ast.Name) and named and _parsed(context, function, held.id):
+        if isinstance(held, ast.Name) and (
+            (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
+        ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
         elif _is_of_numpy(context, function, held):
             what, instead = "a number of numpy", f"float({shown(held, 30)})"
@@ -331,6 +397,13 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
 
 
+def _made_as_namespace(context: Context, function: Function, name: str) -> bool:
+    return any(
+        isinstance(a.value, ast.Call) and function.module.full_name(a.value.func) == "argparse.Namespace"
+        for a in context.program.assigned(function, name)
+    )
+
+
 def _parsed(context: Context, function: Function, name: str) -> bool:
     """Tell whether a variable is a Namespace: parsed here, or given by callers that have parsed it."""
     if name in function.parameters:
@@ -341,4 +414,4 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
-RULES = (all_ranks, each_node, in_place, guesses, not_loadable)
+RULES = (all_ranks, each_node, in_place, removed_first, guesses, not_loadable)

@@ -13,7 +13,6 @@ MODEL = re.compile(
     r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
 )
 LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
-CLUSTERS = re.compile(r"(?:^|_)k_?means(?:_|$)")  # a function: a class of this name computes nothing when it is made
 FITS = {"fit", "fit_transform", "fit_predict", "train"}
 FITTED = re.compile(
     r"faiss\.|umap\.|hdbscan\.|sklearn\.(?:cluster|manifold|linear_model|svm|neighbors|mixture|ensemble|decomposition)"
@@ -156,7 +155,7 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
 
 def _heavy(context: Context, call: Call, depth: int = 0) -> str | None:
     """Return what a call does that takes minutes, in words, or None."""
-    if HEAVY_NAMES.fullmatch(call.name) or (CLUSTERS.search(call.last)):
+    if HEAVY_NAMES.fullmatch(call.name):
         return f"`{shown(call.node.func, 40)}`"
     owner = dotted(call.node.func).rpartition(".")[0]
     if call.last in FITS and owner:

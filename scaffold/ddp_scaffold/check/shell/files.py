@@ -14,7 +14,7 @@ from .ends import SETTING, ending_rules, syntax_rules
 from .launch import read_job
 from .reader import Assignment, Script, read_script, read_settings
 from .rules import finding
-from .starts import starting_rules
+from .starts import EPHEMERAL, starting_rules
 
 # Google's settings for the network of A3 machines: they choose NCCL's algorithm and protocol for that hardware.
 VENDOR = re.compile(r"NCCL_FASTRAK_|NCCL_GPUDIRECTTCPX_")
@@ -30,6 +30,11 @@ NAME_AND_VALUE = re.compile(
 )
 MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
 CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
+ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
+    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
+)
+REQUEUES = re.compile(r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue")
+COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_requeue", re.IGNORECASE)
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
 
@@ -47,6 +52,8 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
             found += judge(_settings(script.assignments, script.path), project)
         elif file.kind == "python" and _sets_variables(file.text):
             found += _python(file, project)
+        if file.kind == "python":
+            found += _in_python(file)
         elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     texts = {file.path: file.text for file in files if VENDOR.search(file.text)}
@@ -160,6 +167,45 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
     if not MAKES_GROUP.search(file.text):  # for which the variable is meant is not known
         found = [one for one in found if one.rule not in OF_GROUPS]
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
+
+
+def _in_python(file: SourceFile) -> Iterator[Finding]:
+    """Ports that a program writes down in an address of its group, and a job that it hands in again."""
+    if "init_process_group" in file.text or "dist" in file.text:
+        for match in ADDRESS.finditer(file.text):
+            where = _place_of(file, match.start())
+            port = match.group(1)
+            if not port:
+                message = "The port is drawn without a look whether it is free: rank 0 may find it taken."
+                yield finding(
+                    "DDP652", where, message, "Let the system choose one: bind port 0 on rank 0, and pass it on."
+                )
+            elif int(port) in EPHEMERAL:
+                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+                yield finding("DDP652", where, message, "Use torchrun --standalone on one node, or a port below 32768.")
+            else:
+                message = (
+                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+                )
+                yield finding(
+                    "DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job."
+                )
+    for match in REQUEUES.finditer(file.text):
+        if not COUNTED.search(file.text) and _is_used(file.text, match.start()):
+            message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
+            fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."
+            yield finding("DDP353", _place_of(file, match.start()), message, fix)
+
+
+def _is_used(text: str, start: int) -> bool:
+    """Whether the function in which something stands is named elsewhere in the file."""
+    defined = list(re.finditer(r"^[ \t]*def (\w+)", text[:start], re.MULTILINE))
+    return not defined or len(re.findall(rf"\b{defined[-1][1]}\b", text)) > 1
+
+
+def _place_of(file: SourceFile, start: int) -> tuple[str, int, int]:
+    line = file.text.count("\n", 0, start) + 1
+    return file.path, line, start - file.text.rfind("\n", 0, start)
 
 
 def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:

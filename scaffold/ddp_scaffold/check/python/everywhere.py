@@ -1,0 +1,162 @@
+"""Rules for what every rank does although one should: downloads, folders, logs, a look for the checkpoint."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .saves import NODES
+
+OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
+CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
+WRITERS = {"SummaryWriter", "wandb.init", "FileHandler"}
+PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
+
+
+def downloads(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data sets that every rank downloads and unpacks into one folder."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    for call in function.calls:
+        if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
+            continue
+        alike = [c for c in context.program.calls_named[call.last] if is_constant(keyword(c.node, "download"), True)]
+        if any(not _on_every_rank(context, c, 0) for c in alike):
+            continue  # one rank has been first
+        message = (
+            f"every rank downloads and unpacks `{call.last}` into the same folder at the same time: a rank may read"
+            " what another one has not finished writing, and the download is made once a rank"
+        )
+        fix = f"call `{shown(call.node.func)}` with download=True before the job, or on one rank of each node first"
+        yield Found("DDP609", function.module, call.node, message, fix)
+
+
+def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
+    """Tell whether a call stands under no condition of the rank, nor do the calls by which it is reached."""
+    if context.ranks.partial(call) is not None or context.ranks.alone(call.function, call.place.guards):
+        return False
+    if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
+        return False
+    sites = context.program.sites.get(id(call.function), ())
+    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in sites)
+
+
+def workers(context: Context, function: Function) -> Iterator[Found]:
+    """Yield loaders of each rank that take as many workers as the node has CPUs."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "num_workers") if call.last == "DataLoader" else None
+        if given is None:
+            continue
+        values = [given, *(a.value for a in context.program.assigned(function, dotted(given)) if dotted(given))]
+        value = next((v for v in values if isinstance(v, ast.Call) and CPUS.match(ast.unparse(v))), None)
+        if value is not None:
+            message = (
+                f"every rank starts `{shown(value)}` workers, so n ranks of a node start n times as many processes as"
+                " it has CPUs: they take turns, and all ranks wait for the slowest"
+            )
+            fix = f"divide it by the ranks of a node: `{shown(value)} // torch.cuda.device_count()`"
+            yield Found("DDP411", function.module, call.node, message, fix)
+
+
+def folders(context: Context, function: Function) -> Iterator[Found]:
+    """Yield folders that every rank makes if it does not see them: all but the first fail."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    for call in function.calls:
+        made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
+        made = made or (call.last == "mkdir" and not call.node.args and call.name != "os.mkdir")
+        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not _on_every_rank(context, call, 0):
+            continue
+        absent = any(re.search(r"exists\(|isdir\(|is_dir\(", ast.unparse(g.test)) for g in call.place.guards)
+        words = {name for value in arguments_of(call.node) for name in names_in(value)}
+        if not absent or any(OWN.search(word) for word in words) or any(p == "body" for _, p in call.place.tries):
+            continue
+        message = (
+            "every rank looks whether the folder is there and makes it if not: ranks that look at the same time all"
+            " make it, and all but the first end with FileExistsError"
+        )
+        yield Found("DDP612", function.module, call.node, message, "give it exist_ok=True, and leave the test out")
+
+
+def logs(context: Context, function: Function) -> Iterator[Found]:
+    """Yield TensorBoard and W&B runs that every rank opens, into one folder."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    for call in function.calls:
+        named = call.last if call.last == "SummaryWriter" else call.name
+        if named not in WRITERS or not _on_every_rank(context, call, 0) or _in_choice(context, call):
+            continue
+        words = {name for value in arguments_of(call.node) for name in names_in(value)}
+        for name in sorted(words):
+            for assignment in context.program.assigned(function, name):
+                words |= names_in(assignment.value) if assignment.value is not None else set()
+        text = " ".join(ast.unparse(value) for value in arguments_of(call.node))
+        if any(OWN.search(word) for word in words) or OWN.search(text) or keyword(call.node, "mode") is not None:
+            continue
+        message = (
+            f"every rank opens `{shown(call.node, 40)}`: the curves of all ranks are written into one run, each step as"
+            " often as there are ranks"
+        )
+        fix = f"call `{shown(call.node.func)}` where the rank is 0, and None elsewhere"
+        yield Found("DDP613", function.module, call.node, message, fix)
+
+
+def _in_choice(context: Context, call: Call) -> bool:
+    """Tell whether a class makes it for whoever makes an object: that may be rank 0 only."""
+    return call.function.name == "__init__" and not context.program.sites.get(id(call.function))
+
+
+def resumes(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a run that goes on, or begins, by each rank's own look for its checkpoint, on several nodes."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    near = (function.module, *context.program.imports_of(function.module))
+    if not any(NODES.search(module.file.text) for module in near):
+        return
+    for test, place, _ in function.tests:
+        looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
+        if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
+        if path is None or _is_option(context, function, path):
+            continue
+        inner = [c for c in function.calls if any(g.test is test.test and g.holds for g in c.place.guards)]
+        if not any(c.name == "torch.load" for c in inner) or not _goes_on(function, test):
+            continue
+        message = (
+            f"each rank looks for `{shown(path, 40)}` itself: on a node that does not see the file that rank 0 has"
+            " written, ranks begin anew while the others go on, and their steps do not meet"
+        )
+        fix = "let rank 0 look, and broadcast what it has found to all ranks"
+        yield Found("DDP611", function.module, test, message, fix)
+
+
+def _looks(node: ast.Call) -> bool:
+    return (node.func.attr if isinstance(node.func, ast.Attribute) else "") in ("exists", "isfile", "is_file")
+
+
+def _is_option(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a path is what the user gives: `args.resume`; a parameter counts too, its callers may give that."""
+    if isinstance(node, ast.Name):
+        if node.id in function.parameters:
+            return True
+        values = [a.value for a in context.program.assigned(function, node.id) if a.value is not None]
+        return not values or any(_is_option(context, function, value) for value in values if dotted(value) != node.id)
+    return isinstance(node, (ast.Attribute, ast.Subscript))
+
+
+def _goes_on(function: Function, test: ast.If) -> bool:
+    """Tell whether a counter of epochs or steps gets its value in the body of a test."""
+    body = {id(part) for statement in test.body for part in ast.walk(statement)}
+    return any(
+        PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
+        for name, assigned in function.assignments.items()
+    )
+
+
+RULES = (downloads, workers, folders, logs, resumes)

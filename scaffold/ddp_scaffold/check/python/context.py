@@ -43,6 +43,9 @@ class Context:
         self.effects = Effects(program, self.ranks)
         self.doubts = Doubts(self.ranks, self.effects)
         self._named: dict[str, bool] = {}
+        self._said: dict[tuple[int, str], bool] = {}
+        self._run_by_ranks: dict[int, bool] = {}
+        self._joined: dict[int, bool] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
 
     @cached_property
@@ -107,8 +110,24 @@ class Context:
                 found.setdefault(function.name, []).append(function)
         return found
 
+    def says(self, module: Module, pattern: re.Pattern[str]) -> bool:
+        """Tell whether a pattern is found in the text of a file, or of one that is connected with it."""
+        key = (self.program.component[id(module)], pattern.pattern)
+        if key not in self._said:
+            self._said[key] = any(pattern.search(other.file.text) for other in self.in_component(module))
+        return self._said[key]
+
+    def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
+        """Tell whether a pattern is found in the text of a file, or of one that it imports."""
+        return any(pattern.search(other.file.text) for other in (module, *self.program.imports_of(module)))
+
     def run_by_ranks(self, function: Function) -> bool:
         """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""
+        if id(function) not in self._run_by_ranks:
+            self._run_by_ranks[id(function)] = self._run_by_ranks_now(function)
+        return self._run_by_ranks[id(function)]
+
+    def _run_by_ranks_now(self, function: Function) -> bool:
         waiting, seen = [function], {id(function)}
         while waiting:
             here = waiting.pop()
@@ -130,7 +149,10 @@ class Context:
         return False
 
     def _joins(self, module: Module) -> bool:
-        return wraps_ddp(module) or any(c.last == INIT for function in module.functions for c in function.calls)
+        if id(module) not in self._joined:
+            made = any(c.last == INIT for function in module.functions for c in function.calls)
+            self._joined[id(module)] = made or wraps_ddp(module)
+        return self._joined[id(module)]
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""

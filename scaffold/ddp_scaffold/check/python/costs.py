@@ -15,6 +15,7 @@ SYNCHRONIZES = {"torch.cuda.synchronize"}
 WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
 FINITE = {"torch.isnan", "torch.isinf", "torch.isfinite"}
 CHOICES = re.compile(r"self|(?:.*_)?(?:args?|cfg|config|conf|opts?|hps?|hparams|params|flags|para|[A-Z][A-Z_]+)")
+UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
 REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
@@ -106,8 +107,7 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
     """Yield gradients that are reduced at each backward pass although the optimizer steps at every n-th only."""
     if not context.plain(function.module):
         return
-    words = ("no_sync", "require_backward_grad_sync")
-    if any(word in module.file.text for word in words for module in context.in_component(function.module)):
+    if context.says(function.module, UNSYNCHRONIZED):
         return
     for call in function.calls:
         if call.last != "backward" or not call.place.loops or not _each_step(context, call):

@@ -14,6 +14,8 @@ WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
+MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
 
 
@@ -45,7 +47,7 @@ def first_gpu(context: Context, function: Function) -> Iterator[Found]:
 
 def _masked(context: Context, function: Function) -> bool:
     """Tell whether each rank may see one GPU only."""
-    return any("CUDA_VISIBLE_DEVICES" in module.file.text for module in context.in_component(function.module))
+    return context.says(function.module, MASKS)
 
 
 def global_device(context: Context, function: Function) -> Iterator[Found]:
@@ -131,12 +133,9 @@ def _never_set(context: Context, function: Function, init: Call) -> bool:
         return False
     if keyword(init.node, "device_id") is not None or any(word.arg is None for word in init.node.keywords):
         return False
-    texts = [module.file.text for module in context.in_component(function.module)]
-    moved = any(re.search(r"cuda|nccl", text) for text in texts)
-    told = any(
-        re.search(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.", t) for t in texts
-    )
-    return moved and not told and not context.ranks.alone(function, init.place.guards)
+    if context.says(function.module, PLACES) or not context.says(function.module, ON_GPU):
+        return False
+    return not context.ranks.alone(function, init.place.guards)
 
 
 def options(context: Context, function: Function) -> Iterator[Found]:
@@ -150,7 +149,7 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
         if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
             continue
-        read = any("LOCAL_RANK" in module.file.text for module in context.in_component(function.module))
+        read = context.says(function.module, LOCAL_RANK)
         rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"
         message = (
             "torch.distributed.launch passes `--local-rank` since PyTorch 2.0, which ends every rank as an unrecognized"

@@ -115,15 +115,12 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
     """Yield a run that goes on, or begins, by each rank's own look for its checkpoint, on several nodes."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    near = (function.module, *context.program.imports_of(function.module))
-    if not any(NODES.search(module.file.text) for module in near):
-        return
     for test, place, _ in function.tests:
         looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
-        if path is None or _is_option(context, function, path):
+        if path is None or not context.says_near(function.module, NODES) or _is_option(context, function, path):
             continue
         inner = [c for c in function.calls if any(g.test is test.test and g.holds for g in c.place.guards)]
         if not any(c.name == "torch.load" for c in inner) or not _goes_on(function, test):

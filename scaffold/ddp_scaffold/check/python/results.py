@@ -14,6 +14,7 @@ TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNO
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
 )
+COCO = re.compile("COCOeval|CocoEvaluator|COCOEvaluator")
 TOGETHER = re.compile(
     r"torchmetrics|accelerate|evaluate\.load|ignite|gather|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
 )
@@ -271,7 +272,7 @@ def _of_one_part(function: Function, call: Call, name: str) -> Found:
 
 def _reduces_anywhere(context: Context, function: Function) -> bool:
     """Tell whether any file that is connected with this one may take results together, also by a library's metric."""
-    if any(TOGETHER.search(module.file.text) for module in context.in_component(function.module)):
+    if context.says(function.module, TOGETHER):
         return True
     return any(
         not any(b.last == "backward" and b.place.loops[-1:] == c.place.loops[-1:] for b in c.function.calls)
@@ -326,8 +327,7 @@ def _warns(function: Function) -> bool:
 
 def _names_samples(context: Context, function: Function) -> bool:
     """Tell whether results are kept by the sample's number, so that what comes twice counts once (as for COCO)."""
-    words = ("COCOeval", "CocoEvaluator", "COCOEvaluator")
-    return any(word in module.file.text for module in context.in_component(function.module) for word in words)
+    return context.says(function.module, COCO)
 
 
 def _inline(function: Function, call: Call) -> bool:

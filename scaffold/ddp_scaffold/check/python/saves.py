@@ -84,7 +84,7 @@ def _first_of_node(test: ast.expr) -> bool:
 
 def _has_nodes(context: Context, function: Function) -> bool:
     """Tell whether a program is made for several nodes: it tells the rank of all from the one within a node."""
-    return any(NODES.search(module.file.text) for module in context.in_component(function.module))
+    return context.says(function.module, NODES)
 
 
 def _save_within(context: Context, call: Call, depth: int = 0) -> Call | None:

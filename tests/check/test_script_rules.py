@@ -321,6 +321,24 @@ def test_ports_that_a_program_writes_down(address: str, rules: list[str]) -> Non
     assert [one.rule for one in found_in(train__py=text)] == rules
 
 
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ('parser.add_argument("-p", "--port", default="23455", type=str)', ["DDP651"]),
+        ('parser.add_argument("--master_port", type=int, default=54321)', ["DDP652"]),
+        ('os.environ["MASTER_PORT"] = "12355"', ["DDP651"]),
+        ('os.environ.setdefault("MASTER_PORT", "12355")', ["DDP651"]),
+        ('os.environ["MASTER_PORT"] = str(port)', []),
+        ('parser.add_argument("--port", type=int, default=0)', []),
+        ('parser.add_argument("--report", default=12345)', []),
+    ],
+)
+def test_ports_of_options_and_variables(line: str, rules: list[str]) -> None:
+    text = f'import os\n{line}\ndist.init_process_group("nccl")\n'
+    assert [one.rule for one in found_in(train__py=text)] == rules
+    assert found_in(serve__py=f"import os\n{line}\n") == []  # no group of torch
+
+
 def test_a_program_that_requeues_itself() -> None:
     text = "import os\ndef handler(signum, frame):\n    os.system(f'scontrol requeue {JOB}')\n{use}\n"
     used = text.replace("{use}", "signal.signal(signal.SIGUSR1, handler)")

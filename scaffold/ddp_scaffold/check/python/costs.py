@@ -160,6 +160,21 @@ def values(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP412", function.module, inner.node, message, fix)
 
 
+def in_forward(context: Context, function: Function) -> Iterator[Found]:
+    """Yield item() of the loss in the forward pass of a module: that is at every step."""
+    owner = function.of_class
+    if function.name != "forward" or owner is None or not any(base.endswith("Module") for base in owner.bases):
+        return
+    for call in function.calls if context.plain(function.module) else ():
+        func = call.node.func
+        reads = isinstance(func, ast.Attribute) and func.attr == "item" and _is_loss(func.value, frozenset())
+        if reads and not call.place.guards:
+            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU in every forward pass, on every rank"
+            fix = f"return `{shown(func.value, 40)}.detach()`, and read it every n steps"  # type: ignore[attr-defined]
+            yield Found("DDP401", function.module, call.node, message, fix)
+            return
+
+
 def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
     """Tell whether a call runs a backward pass in a function of these files, once: not one that loops over steps."""
     target = context.program.called(call)
@@ -343,4 +358,4 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
 
 
-RULES = (per_step, checks, accumulation, values, norms, options, placebos, groups, guards)
+RULES = (per_step, checks, in_forward, accumulation, values, norms, options, placebos, groups, guards)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .ranks import argument
 from .saves import NODES
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
-WRITERS = {"SummaryWriter", "wandb.init", "FileHandler"}
+WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
@@ -95,15 +96,42 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
         for name in sorted(words):
             for assignment in context.program.assigned(function, name):
                 words |= names_in(assignment.value) if assignment.value is not None else set()
+        words |= _given_by_callers(context, function, words)
         text = " ".join(ast.unparse(value) for value in arguments_of(call.node))
-        if any(OWN.search(word) for word in words) or OWN.search(text) or keyword(call.node, "mode") is not None:
+        if (
+            _switched_off(context, call)
+            or any(OWN.search(word) for word in words)
+            or OWN.search(text)
+            or keyword(call.node, "mode") is not None
+        ):
             continue
         message = (
-            f"every rank opens `{shown(call.node, 40)}`: the curves of all ranks are written into one run, each step as"
-            " often as there are ranks"
+            f"every rank opens `{shown(call.node, 40)}`: all ranks write into one file or run, and each line or step is"
+            " there as often as there are ranks"
         )
         fix = f"call `{shown(call.node.func)}` where the rank is 0, and None elsewhere"
         yield Found("DDP613", function.module, call.node, message, fix)
+
+
+def _given_by_callers(context: Context, function: Function, names: set[str]) -> set[str]:
+    """Return the names in what callers give for those of the names that are parameters."""
+    found: set[str] = set()
+    for site in context.program.sites.get(id(function), ()):
+        for name in names & set(function.parameters) - {"self", "cls"}:
+            value = argument(site, function, name)
+            found |= names_in(value) if value is not None else set()
+    return found
+
+
+def _switched_off(context: Context, call: Call) -> bool:
+    """Tell whether a setting under which a call stands is made of the rank elsewhere."""
+    for guard in call.place.guards:
+        last = dotted(guard.test).rpartition(".")[2]
+        if last and context.says(
+            call.function.module, re.compile(rf"\b{last}['\"]?\]?\s*=[^=\n]*(?:rank|main|master)")
+        ):
+            return True
+    return False
 
 
 def _in_choice(context: Context, call: Call) -> bool:
@@ -116,25 +144,41 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
     for test, place, _ in function.tests:
-        looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
+        values = [test.test, *(v for name in sorted(names_in(test.test)) for v in _values(function, name))]
+        looks = [n for value in values for n in ast.walk(value) if isinstance(n, ast.Call) and _looks(n)]
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
         if path is None or not context.says_near(function.module, NODES) or _is_option(context, function, path):
             continue
-        inner = [c for c in function.calls if any(g.test is test.test and g.holds for g in c.place.guards)]
-        if not any(c.name == "torch.load" for c in inner) or not _goes_on(function, test):
+        inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]
+        if not any(_loads(context, c) for c in inner) or not _goes_on(function, test):
             continue
         message = (
             f"each rank looks for `{shown(path, 40)}` itself: on a node that does not see the file that rank 0 has"
             " written, ranks begin anew while the others go on, and their steps do not meet"
         )
         fix = "let rank 0 look, and broadcast what it has found to all ranks"
-        yield Found("DDP611", function.module, test, message, fix)
+        yield Found("DDP611", function.module, looks[0], message, fix)
+        return
+
+
+def _values(function: Function, name: str) -> list[ast.expr]:
+    return [a.value for a in function.assignments.get(name, ()) if a.value is not None]
+
+
+def _loads(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call loads a file of torch, itself or in a function of these files."""
+    if call.name == "torch.load":
+        return True
+    target = context.program.called(call)
+    return target is not None and depth < 2 and any(_loads(context, c, depth + 1) for c in target.calls)
 
 
 def _looks(node: ast.Call) -> bool:
-    return (node.func.attr if isinstance(node.func, ast.Attribute) else "") in ("exists", "isfile", "is_file")
+    return (node.func.attr if isinstance(node.func, ast.Attribute) else "") in (
+        *("exists", "isfile", "is_file", "isdir", "is_dir"),
+    )
 
 
 def _is_option(context: Context, function: Function, node: ast.expr) -> bool:
@@ -144,12 +188,15 @@ def _is_option(context: Context, function: Function, node: ast.expr) -> bool:
             return True
         values = [a.value for a in context.program.assigned(function, node.id) if a.value is not None]
         return not values or any(_is_option(context, function, value) for value in values if dotted(value) != node.id)
-    return isinstance(node, (ast.Attribute, ast.Subscript))
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return False
+    last = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice)
+    return not re.search(r"out|save|log|work|exp|run", last.lower())  # the folder of the run is no choice of a file
 
 
 def _goes_on(function: Function, test: ast.If) -> bool:
-    """Tell whether a counter of epochs or steps gets its value in the body of a test."""
-    body = {id(part) for statement in test.body for part in ast.walk(statement)}
+    """Tell whether a counter of epochs or steps gets its value in a branch of a test."""
+    body = {id(part) for statement in (*test.body, *test.orelse) for part in ast.walk(statement)}
     return any(
         PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
         for name, assigned in function.assignments.items()

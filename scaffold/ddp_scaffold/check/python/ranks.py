@@ -14,6 +14,7 @@ from .program import Program
 Who = Literal["first", "others", "some"]
 
 RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
+KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
 FIRST = re.compile(
     r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
@@ -315,7 +316,8 @@ class Ranks:
         if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("os.environ.get", "os.getenv", "getenv"):
             return isinstance(node.args[0], ast.Constant) and node.args[0].value in RANK_VARIABLES
         if isinstance(node, ast.Subscript):
-            return isinstance(node.slice, ast.Constant) and str(node.slice.value) in RANK_VARIABLES
+            key = str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
+            return key in RANK_VARIABLES or KEY.fullmatch(key) is not None
         name = dotted(node.func if isinstance(node, ast.Call) else node)
         last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
         if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):

@@ -245,7 +245,13 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
         inline = not name and _inline(function, call)
-        if not in_order and (name or inline) and not told and _epochs(context, function):
+        if (
+            not in_order
+            and (name or inline)
+            and not told
+            and not HELD_OUT.search(function.name)
+            and _epochs(context, function)
+        ):
             named = f"`{name}`" if name else "this sampler"
             message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
             fix = f"call `{name or 'loader.sampler'}.set_epoch(epoch)` at the beginning of each epoch"
@@ -312,7 +318,8 @@ def _loader_with(function: Function, sampler: str) -> str:
     for call in function.calls:
         given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
         if given is not None and sampler and sampler in _names(given):
-            return _assigned(function, call)
+            chosen = isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test)
+            return "" if chosen or is_constant(keyword(call.node, "drop_last"), True) else _assigned(function, call)
     return ""
 
 

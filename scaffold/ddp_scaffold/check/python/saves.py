@@ -22,7 +22,7 @@ LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
 NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
-    r"|environ(?:\.get)?[\[(]['\"]RANK['\"]"
+    r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
@@ -166,10 +166,14 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
     """Yield an old checkpoint that is removed before the new one is there."""
     if id(function.module) not in context.distributed:
         return
-    removes = [c for c in function.calls if c.name in REMOVES and c.node.args and not c.place.tries]
+    removes = [c for c in function.calls if c.name in REMOVES and c.node.args]
     for call in removes:
         path = ast.unparse(call.node.args[0])
-        later = [c for c in function.calls if c.order > call.order and c.place.loops == call.place.loops]
+        later = [
+            c
+            for c in function.calls
+            if c.order > call.order and (c.place.loops, c.place.tries) == (call.place.loops, call.place.tries)
+        ]
         link = next(
             (c for c in later if c.name == "os.symlink" and any(ast.unparse(a) == path for a in c.node.args[1:2])), None
         )
@@ -269,7 +273,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, _ in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        load = next((c for c in inner if c.name == "torch.load" or c.last in LOADS), None)
+        load = next((c for c in inner if c.last in LOADS or _loads_checkpoint(function, c)), None)
         if load is None or any(c.last == "backward" for c in inner):
             continue
         for handler in node.handlers:
@@ -287,13 +291,34 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = "let the error end the job, or try the checkpoint before it; begin anew only where there is none"
             yield Found("DDP303", function.module, handler, message, fix)
-    for call in function.calls:
-        if call.name == "max" and is_newest(call.node):
-            message = (
-                "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
-            )
-            fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
-            yield Found("DDP304", function.module, call.node, message, fix)
+    newest = [call.node for call in function.calls if call.name == "max" and is_newest(call.node)]
+    for newer in (*newest, *_last_of_sorted(function)):
+        message = "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
+        fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
+        yield Found("DDP304", function.module, newer, message, fix)
+
+
+def _loads_checkpoint(function: Function, call: Call) -> bool:
+    """Tell whether torch.load reads a checkpoint, and no data: by its names, or by what is done with it."""
+    if call.name != "torch.load":
+        return False
+    named = any(PATH.search(name) for value in arguments_of(call.node) for name in names_in(value))
+    return named or PATH.search(function.name) is not None or any(c.last in LOADS for c in function.calls)
+
+
+def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
+    """Yield `names[-1]` of checkpoints that are listed and sorted by name."""
+    for assigned in (a for found in function.assignments.values() for a in found):
+        for part in ast.walk(assigned.value) if assigned.value is not None else ():
+            if not (isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"):
+                continue
+            name = dotted(part.value)
+            values = [part.value, *(a.value for a in function.assignments.get(name, ()) if a.value is not None)]
+            text = " ".join(ast.unparse(value) for value in values)
+            listed = re.search(r"glob\(|listdir\(|iterdir\(", text) is not None
+            ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls if name)
+            if listed and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b", text):
+                yield part
 
 
 def is_newest(node: ast.Call) -> bool:

@@ -142,9 +142,7 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
 
 
 def _augments(context: Context, function: Function) -> bool:
-    """Tell whether a data set of the program draws, by itself or with transforms that do, and ranks share it out."""
-    if not context.calls_in_component(function.module, "DistributedSampler"):
-        return False
+    """Tell whether a data set of the program draws, by itself or with transforms that do."""
     for module in context.in_component(function.module):
         for other in module.functions:
             item = other.name == "__getitem__" or "transform" in other.name or other.name == "__call__"

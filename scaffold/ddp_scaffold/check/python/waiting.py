@@ -19,14 +19,25 @@ FITTED = re.compile(
 )
 HEAVY_NAMES = re.compile(
     r"tarfile\..*extractall|zipfile\..*extractall|shutil\.(?:copytree|unpack_archive)|datasets\.load_dataset"
-    r"|huggingface_hub\.snapshot_download|scipy\.cluster\.vq\.kmeans2?"
+    r"|huggingface_hub\.snapshot_download|(?:.*\.)?download_and_(?:unzip|extract)\w*|gdown\.\w+|urllib\.request\.urlretrieve|scipy\.cluster\.vq\.kmeans2?"
 )
 PREPARES = re.compile(
     r"(?:^|_)(?:tokeni[sz]e|pre_?process|prepare|build|extract|convert|encode|compute|make|create)_(?:\w+_)?"
     r"(?:data(?:set)?s?|corpus|features?|vocab(?:ulary)?|index(?:es)?|cache|lmdb|memmap|shards|embeddings|clusters)$"
     r"|^convert_\w+_to_features$"
 )
-LONG = {"evaluate", "evaluation", "validate", "validation", "sampling", "generate", "inference", "eval", "fid"}
+LONG = {
+    "estimate",
+    "evaluate",
+    "evaluation",
+    "validate",
+    "validation",
+    "sampling",
+    "generate",
+    "inference",
+    "eval",
+    "fid",
+}
 
 
 def long_work(context: Context, function: Function) -> Iterator[Found]:
@@ -40,7 +51,7 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
     yield from _long_loops(context, function, seen)
     for call in function.calls:
         found = context.ranks.partial(call) if call.place.guards and call.place.loops else None
-        if found is None or found[1] != "first" or id(found[0].test) in seen or context.effects.of(call):
+        if found is None or found[1] != "first" or id(found[0].test) in seen or _meets(context, call):
             continue
         target = context.program.called(call)
         words = set(call.last.split("_"))
@@ -51,6 +62,11 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
             seen.add(id(found[0].test))
             lengthy = bool(words & LENGTHY) or _lengthy(context, target)
             yield _waited_for(function, call.node, f"runs `{call.last}`, which loops over data", call.last, lengthy)
+
+
+def _meets(context: Context, call: Call) -> bool:
+    """Tell whether a call is a step of all ranks, a finding of its own; a forward pass in no_grad() is none."""
+    return any(effect.kind != "forward" or not effect.quiet for effect in context.effects.of(call))
 
 
 def _loops_on(function: Function) -> bool:

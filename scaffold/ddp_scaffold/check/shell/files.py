@@ -33,6 +33,11 @@ CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  #
 ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
     r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
 )
+GROUPS = re.compile(r"init_process_group|mp\.spawn|multiprocessing\.spawn|tcp://|torch\.distributed")
+PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^()\n]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
+PORT_VARIABLE = re.compile(
+    r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"
+)
 REQUEUES = re.compile(r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue")
 COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_requeue", re.IGNORECASE)
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
@@ -189,6 +194,19 @@ def _in_python(file: SourceFile) -> Iterator[Finding]:
                 )
                 yield finding(
                     "DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job."
+                )
+    for pattern in (PORT_OPTION, PORT_VARIABLE) if GROUPS.search(file.text) else ():
+        for match in pattern.finditer(file.text):
+            port, where = match.group(1), _place_of(file, match.start())
+            if int(port) in EPHEMERAL:
+                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+                yield finding("DDP652", where, message, "Make it from the job, below 32768.")
+            else:
+                message = (
+                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+                )
+                yield finding(
+                    "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
                 )
     for match in REQUEUES.finditer(file.text):
         if not COUNTED.search(file.text) and _is_used(file.text, match.start()):

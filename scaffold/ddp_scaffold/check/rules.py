@@ -288,6 +288,12 @@ PYTHON: tuple[Described, ...] = (
         "n - 1 of n reductions are for nothing",
     ),
     described(
+        415,
+        "group-per-call",
+        "a process group that is made again and again",
+        "each holds memory and connections until the end",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",

@@ -110,11 +110,15 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
     if context.says(function.module, UNSYNCHRONIZED):
         return
     for call in function.calls:
-        if call.last != "backward" or not call.place.loops or not _each_step(context, call):
+        if call.last != "backward" or (call.place.loops and not _each_step(context, call)):
             continue
-        loop = call.place.loops[-1]
+        loops = call.place.loops[-1:]
+        if not loops and any(not _is_choice(guard) for guard in call.place.guards):
+            continue
         steps = [
-            c for c in function.calls if c.last == "step" and loop in c.place.loops and OPTIMIZER.search(_owner(c))
+            c
+            for c in function.calls
+            if c.last == "step" and c.place.loops[-1:] == loops and OPTIMIZER.search(_owner(c))
         ]
         counted = [any(_every_nth(guard) for guard in c.place.guards) for c in steps]
         if steps and all(counted):
@@ -208,7 +212,11 @@ def _read_of_loss(context: Context, call: Call, losses: frozenset[str], depth: i
 
 def _seldom(guard: Guard, of_rank: bool = False) -> bool:
     """Tell whether a condition may not hold at each step: one that counts, or is of logging, a type, the rank."""
-    counts = any(isinstance(part, (ast.Mod, ast.Lt, ast.Gt, ast.LtE, ast.GtE)) for part in ast.walk(guard.test))
+    counts = any(
+        isinstance(part, (ast.Lt, ast.Gt, ast.LtE, ast.GtE))
+        or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" not in ast.unparse(part.left))
+        for part in ast.walk(guard.test)
+    )
     text = ast.unparse(guard.test)
     words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
     other = r"" if of_rank else r"|rank|main|master|writer"
@@ -335,6 +343,39 @@ def placebos(context: Context, function: Function) -> Iterator[Found]:
             )
 
 
+def group_per_call(context: Context, function: Function) -> Iterator[Found]:
+    """Yield process groups that are made again and again: each holds memory and connections until the end."""
+    for call in function.calls:
+        if call.name != "torch.distributed.new_group" or context.ranks.partial(call) is not None:
+            continue
+        if any(c.last == "destroy_process_group" and c.node.args for c in function.calls):
+            continue
+        counted = [loop for loop in call.place.loops if not _over_ranks(loop)]
+        if call.place.loops and not counted:
+            continue
+        if counted or _called_again(context, function, 0):
+            message = "each call makes another group, with communicators that hold memory and connections until the end"
+            fix = "make it once, at the start, and give it on"
+            yield Found("DDP415", function.module, call.node, message, fix)
+
+
+def _over_ranks(loop: ast.stmt) -> bool:
+    """Tell whether a loop makes one group for each part of the ranks."""
+    text = ast.unparse(loop.iter) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    return not re.search(r"epoch|step|iter|loader|data|batch", text)
+
+
+def _called_again(context: Context, function: Function, depth: int) -> bool:
+    """Tell whether a function is called in a loop over steps or epochs of training."""
+    for site in context.program.sites.get(id(function), ()):
+        trains = any(c.last == "backward" and set(c.place.loops) & set(site.place.loops) for c in site.function.calls)
+        if site.place.loops and trains:
+            return True
+        if depth < 3 and site.function is not function and _called_again(context, site.function, depth + 1):
+            return True
+    return False
+
+
 def groups(context: Context, function: Function) -> Iterator[Found]:
     """Yield groups that do not have the timeout that the default one was given."""
     inits = context.calls_in_component(function.module, "init_process_group")
@@ -358,4 +399,4 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
 
 
-RULES = (per_step, checks, in_forward, accumulation, values, norms, options, placebos, groups, guards)
+RULES = (per_step, checks, in_forward, accumulation, values, norms, options, placebos, group_per_call, groups, guards)

@@ -102,10 +102,13 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "call torch.cuda.set_device(local_rank) before it, and give it device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+    if init is not None and late is None and keyword(init.node, "device_id") is None:
+        yield from _late_in_helper(context, function, init)
     if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
         return
     around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
-    if any((ast.unparse(guard.test), guard.holds) not in around for guard in init.place.guards):
+    inits = [c for c in function.calls if c.name == INIT and c.order < late.order]
+    if len(inits) == 1 and any((ast.unparse(g.test), g.holds) not in around for g in init.place.guards):
         return
     between = [
         c
@@ -125,6 +128,25 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
         fix = f"call `{shown(late.node, 40)}` first, and give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _late_in_helper(context: Context, function: Function, init: Call) -> Iterator[Found]:
+    """Yield a group where a function that is called behind it sets the device, and none before it."""
+    if not context.plain(function.module) or _on_cpu(context, function):
+        return
+    setters = [c for c in function.calls if _sets_device(context, c, 0)]
+    if setters and setters[0].order > init.order:
+        message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
+        line = function.module.position(setters[0].node.lineno)[1]
+        fix = f"set the device before it, and not in line {line}; give init_process_group device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _sets_device(context: Context, call: Call, depth: int) -> bool:
+    target = context.program.called(call)
+    if target is None or depth > 2:
+        return False
+    return any(c.name == "torch.cuda.set_device" or _sets_device(context, c, depth + 1) for c in target.calls)
 
 
 def _never_set(context: Context, function: Function, init: Call) -> bool:

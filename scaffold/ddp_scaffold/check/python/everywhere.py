@@ -161,6 +161,28 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         fix = "let rank 0 look, and broadcast what it has found to all ranks"
         yield Found("DDP611", function.module, looks[0], message, fix)
         return
+    yield from _missing_files(context, function)
+
+
+def _missing_files(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `except FileNotFoundError` around a load after which training begins anew."""
+    for node, place in function.tries:
+        caught = [h for h in node.handlers if h.type is not None and "FileNotFoundError" in names_in(h.type)]
+        inner = [c for c in function.calls if (node, "body") in c.place.tries]
+        load = next((c for c in inner if _loads(context, c)), None)
+        if not caught or load is None or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        ends = any(isinstance(part, ast.Raise) for part in ast.walk(caught[0]))
+        goes_on = any(
+            c.last in ("backward", "train", "fit", "train_epoch") for c in function.calls if c.order > load.order
+        )
+        if ends or not goes_on or not context.says_near(function.module, NODES):
+            continue
+        message = (
+            f"a rank that does not find the file of `{shown(load.node.func, 40)}` begins anew, while those that see it"
+            " go on: their steps do not meet"
+        )
+        yield Found("DDP611", function.module, load.node, message, "let rank 0 look, and broadcast what it has found")
 
 
 def _values(function: Function, name: str) -> list[ast.expr]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, arguments_of, dotted, keyword, names_in, shown
+from .module import Assignment, Call, Function, arguments_of, dotted, keyword, last_of, names_in, shown
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
@@ -16,6 +16,7 @@ REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
 LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
@@ -166,7 +167,7 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
     """Yield an old checkpoint that is removed before the new one is there."""
     if id(function.module) not in context.distributed:
         return
-    removes = [c for c in function.calls if c.name in REMOVES and c.node.args]
+    removes = [c for c in function.calls if (c.name in REMOVES and c.node.args) or _runs_rm(function, c)]
     for call in removes:
         path = ast.unparse(call.node.args[0])
         later = [
@@ -178,7 +179,11 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
             (c for c in later if c.name == "os.symlink" and any(ast.unparse(a) == path for a in c.node.args[1:2])), None
         )
         save = next((c for c in later if c.name == "torch.save" and len(c.node.args) > 1), None)
-        named = PATH.search(path) is not None or _is_checkpoint_path(context, function, call.node.args[0])
+        named = (
+            call.name == "os.system"
+            or PATH.search(path) is not None
+            or _is_checkpoint_path(context, function, call.node.args[0])
+        )
         new = link or (save if named else None)
         if new is None or _apart(call, new):
             continue
@@ -188,6 +193,17 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "make the new one beside it first, put it in its place with os.replace, and remove the old one then"
         yield Found("DDP307", function.module, call.node, message, fix)
+
+
+def _runs_rm(function: Function, call: Call) -> bool:
+    """Tell whether a call is `os.system("rm ...")` of a model or a checkpoint."""
+    if call.name != "os.system" or not call.node.args:
+        return False
+    node = call.node.args[0]
+    name = dotted(node)
+    before = [a for a in function.assignments.get(name, ()) if a.order < call.order and a.value is not None]
+    value = before[-1].value if before else node
+    return value is not None and re.match(r"f?['\"]rm .*(?:model|ckpt|checkpoint)", ast.unparse(value)) is not None
 
 
 def _is_checkpoint_path(context: Context, function: Function, node: ast.expr) -> bool:
@@ -280,7 +296,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]
             ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
-            again = any(isinstance(n, ast.Call) and dotted(n.func).endswith(("load", "load_state_dict")) for n in nodes)
+            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", *LOADS) for n in nodes)
             if ends or again or not types & {"Exception", "BaseException", "RuntimeError"}:
                 continue
             if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
@@ -308,17 +324,22 @@ def _loads_checkpoint(function: Function, call: Call) -> bool:
 
 def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     """Yield `names[-1]` of checkpoints that are listed and sorted by name."""
-    for assigned in (a for found in function.assignments.values() for a in found):
-        for part in ast.walk(assigned.value) if assigned.value is not None else ():
-            if not (isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"):
-                continue
-            name = dotted(part.value)
-            values = [part.value, *(a.value for a in function.assignments.get(name, ()) if a.value is not None)]
-            text = " ".join(ast.unparse(value) for value in values)
-            listed = re.search(r"glob\(|listdir\(|iterdir\(", text) is not None
-            ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls if name)
-            if listed and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b", text):
-                yield part
+    listed = {
+        name: " ".join(ast.unparse(a.value) for a in found if a.value is not None)
+        for name, found in function.assignments.items()
+        if any(a.value is not None and re.search(r"glob\(|listdir\(|iterdir\(", ast.unparse(a.value)) for a in found)
+    }
+    if not listed:
+        return
+    parts = (part for statement in getattr(function.node, "body", ()) for part in walk_body(statement))
+    last = [part for part in parts if isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"]
+    for part in sorted(last, key=lambda one: one.lineno):
+        name = dotted(part.value)
+        text = listed.get(name, "")
+        ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text):
+            yield part
+            return
 
 
 def is_newest(node: ast.Call) -> bool:
@@ -365,6 +386,8 @@ def _refused(
             (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
         ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
+        elif _is_array(context, function, held):
+            what, instead = "an array of numpy", f"torch.from_numpy({shown(held, 30)})"
         elif _is_of_numpy(context, function, held):
             what, instead = "a number of numpy", f"float({shown(held, 30)})"
         else:
@@ -375,6 +398,18 @@ def _refused(
         )
         fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
         yield Found("DDP305", function.module, held, message, fix)
+
+
+def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a variable is only ever made as an array of numpy."""
+    values = [a.value for a in context.program.assigned(function, dotted(node)) if a.value is not None]
+    made = [v for v in values if isinstance(v, ast.Call) and function.module.full_name(v.func) in ARRAYS]
+    return bool(made) and all(v in made or _is_item(v) for v in values)
+
+
+def _is_item(node: ast.expr) -> bool:
+    """Tell whether a value is read from a checkpoint, `state["best"]`."""
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
 
 
 def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, depth: int = 0) -> bool:

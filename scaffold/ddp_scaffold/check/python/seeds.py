@@ -101,8 +101,7 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
 
 def _is_helper(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a seed is a parameter of a function that is called in these files."""
-    given = names_in(call.node.args[0]) & set(function.parameters)
-    return bool(given) and bool(context.program.sites.get(id(function)))
+    return dotted(call.node.args[0]) in function.parameters and bool(context.program.sites.get(id(function)))
 
 
 def _is_own(context: Context, function: Function, call: Call) -> bool:
@@ -123,11 +122,22 @@ def _seeded_apart(context: Context, function: Function) -> bool:
     for last in (*SEEDS, "Generator", "DataLoader", "set_rng_state"):
         for call in context.calls_in_component(function.module, last):
             if last == "DataLoader":
-                if keyword(call.node, "worker_init_fn") is not None or keyword(call.node, "generator") is not None:
+                given = keyword(call.node, "worker_init_fn")
+                if keyword(call.node, "generator") is not None or (
+                    given is not None and _may_know(context, call, given)
+                ):
                     return True
-            elif any(re.search(r"rank", name) for value in arguments_of(call.node) for name in names_in(value)):
+            elif "?" not in call.name and any(
+                re.search(r"rank", name) for value in arguments_of(call.node) for name in names_in(value)
+            ):
                 return True
     return False
+
+
+def _may_know(context: Context, call: Call, given: ast.expr) -> bool:
+    """Tell whether what seeds the workers may know the rank: it is not here, or the rank stands in it."""
+    target = context.program.lookup(call.function.module, dotted(given)) if dotted(given) else None
+    return not isinstance(target, Function) or re.search(r"rank|gpu", ast.unparse(target.node)) is not None
 
 
 def _optional(context: Context, function: Function, call: Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,8 +37,9 @@ class Found:
 class Context:
     """The program and the answers about it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, texts: Sequence[str] | None = None) -> None:
         self.program = program
+        self.texts = texts if texts is not None else [module.file.text for module in program.modules]
         self.ranks = Ranks(program)
         self.effects = Effects(program, self.ranks)
         self.doubts = Doubts(self.ranks, self.effects)
@@ -99,7 +100,7 @@ class Context:
         """Tell whether a name stands anywhere but where it is defined: else nothing in these files calls it."""
         if name not in self._named:
             used = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
-            self._named[name] = any(used.search(module.file.text) for module in self.program.modules)
+            self._named[name] = any(used.search(text) for text in self.texts)
         return self._named[name]
 
     @cached_property

@@ -399,4 +399,5 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
 
 
-RULES = (per_step, checks, in_forward, accumulation, values, norms, options, placebos, group_per_call, groups, guards)
+RULES = (in_forward, placebos, group_per_call, groups, guards)
+OF_RANKS = (per_step, checks, accumulation, values, norms, options)  # only where several ranks run the file

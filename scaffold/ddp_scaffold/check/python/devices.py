@@ -265,4 +265,5 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
-RULES = (first_gpu, global_device, late_device, options, loads)
+RULES = (late_device, options)
+OF_RANKS = (first_gpu, global_device, loads)  # only where several ranks run the file

@@ -24,7 +24,11 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
             continue
-        alike = [c for c in context.program.calls_named[call.last] if is_constant(keyword(c.node, "download"), True)]
+        alike = [
+            c
+            for c in context.calls_in_component(function.module, call.last)
+            if is_constant(keyword(c.node, "download"), True)
+        ]
         if any(not _on_every_rank(context, c, 0) for c in alike):
             continue  # one rank has been first
         message = (
@@ -225,4 +229,5 @@ def _goes_on(function: Function, test: ast.If) -> bool:
     )
 
 
-RULES = (downloads, workers, folders, logs, resumes)
+RULES = ()
+OF_RANKS = (downloads, workers, folders, logs, resumes)  # only where several ranks run the file

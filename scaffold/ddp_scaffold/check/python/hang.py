@@ -278,7 +278,7 @@ def _only_timed(function: Function, loop: ast.stmt, step: Call) -> bool:
 def error_paths(context: Context, function: Function) -> Iterator[Found]:
     """Yield collectives in except and finally, where ranks come that have failed."""
     for call in function.calls:
-        part = part_of_try(call.place)
+        part = part_of_try(call.place) if call.place.tries else ""
         if call.name == DESTROY and part == "finally" and _surrounds_steps(context, function, call):
             message = (
                 "a rank that fails destroys the group before it ends, while the others are in a collective: they report"
@@ -404,4 +404,5 @@ def handlers(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP109", function.module, call.node, message, fix)
 
 
-RULES = (lonely, swallowed, error_paths, handlers)
+RULES = (lonely, error_paths, handlers)
+OF_RANKS = (swallowed,)  # only where several ranks run the file

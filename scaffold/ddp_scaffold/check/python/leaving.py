@@ -218,4 +218,5 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP107", function.module, loop, message, fix)
 
 
-RULES = (exits, flags, decisions, clocked_loops)
+RULES = (exits, flags, clocked_loops)
+OF_RANKS = (decisions,)  # only where several ranks run the file

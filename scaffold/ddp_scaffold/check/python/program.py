@@ -254,6 +254,8 @@ class Program:
                 continue
             seen.add(name)
             for child in self._children[name]:
+                if self.component[id(child.module)] != self.component[id(target.module)]:
+                    continue  # a class of this name that has no import in common
                 if child is not target.of_class and target.name in child.methods:
                     found[id(child)] = child.methods[target.name]
                 waiting.append(child.name)

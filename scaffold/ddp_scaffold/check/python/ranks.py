@@ -51,6 +51,7 @@ class Ranks:
         self._first_only: dict[tuple[int, str], bool] = {}
         self._made: dict[int, list[Call]] = {}
         self._guards: dict[tuple[int, bool, str], Who | None] = {}
+        self._decorated: dict[int, bool] = {}
         self._alones: dict[tuple[int, bool], bool] = {}
 
     def guard(self, function: Function, guard: Guard) -> Who | None:
@@ -75,7 +76,7 @@ class Ranks:
     def partial(self, call: Call) -> tuple[Guard, Who] | None:
         """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
         guards = call.place.guards
-        if not guards and isinstance(call.function.node, ast.Module):
+        if not guards and not self.decorated(call.function):
             return None
         if self.alone(call.function, guards) or call.function.name in ("__enter__", "__exit__"):  # one is half of it
             return None
@@ -139,6 +140,11 @@ class Ranks:
 
     def decorated(self, function: Function) -> bool:
         """Tell whether a function has a decorator that lets rank 0 alone run it."""
+        if id(function) not in self._decorated:
+            self._decorated[id(function)] = self._decorated_now(function)
+        return self._decorated[id(function)]
+
+    def _decorated_now(self, function: Function) -> bool:
         if isinstance(function.node, ast.Module):
             return False
         for decorator in function.node.decorator_list:

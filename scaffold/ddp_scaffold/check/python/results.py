@@ -732,4 +732,5 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP206", function.module, value, message, fix)
 
 
-RULES = (loaders, samplers, past_ddp, reduced_losses, no_sync, orders, worker_seeds, generators)
+RULES = (no_sync, orders, generators)
+OF_RANKS = (loaders, samplers, past_ddp, reduced_losses, worker_seeds)  # only where several ranks run the file

@@ -474,4 +474,5 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
-RULES = (all_ranks, each_node, in_place, removed_first, guesses, not_loadable)
+RULES = (in_place,)
+OF_RANKS = (all_ranks, each_node, removed_first, guesses, not_loadable)  # only where several ranks run the file

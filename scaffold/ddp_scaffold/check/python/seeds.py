@@ -162,4 +162,5 @@ def _augments(context: Context, function: Function) -> bool:
     return False
 
 
-RULES = (before_spawn, equal_on_all)
+RULES = (before_spawn,)
+OF_RANKS = (equal_on_all,)  # only where several ranks run the file

@@ -209,4 +209,5 @@ def _same_rank(context: Context, function: Function, call: Call) -> str:
     return f"`{target.name}` takes its rank from the environment (init_process_group without rank=)"
 
 
-RULES = (early_stops, retries, spawns)
+RULES = (retries, spawns)
+OF_RANKS = (early_stops,)  # only where several ranks run the file

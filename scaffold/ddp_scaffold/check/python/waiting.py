@@ -206,4 +206,5 @@ def _waits_next(context: Context, call: Call, guard: Guard) -> Call | None:
     return None
 
 
-RULES = (long_work, heavy_work)
+RULES = ()
+OF_RANKS = (long_work, heavy_work)  # only where several ranks run the file

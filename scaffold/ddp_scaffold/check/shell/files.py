@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ NAME_AND_VALUE = re.compile(
     r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE
 )
 MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+SETS = re.compile(r"environ|putenv|update")
 CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
 ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
     r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
@@ -43,9 +45,9 @@ COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_r
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
 
-def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
-    """Return what is wrong with the scripts and the variables of a repository."""
-    project = project_of(files)
+def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -> list[Finding]:
+    """Return what is wrong with the scripts and the variables of a repository, or of a part of that `project`."""
+    project = project_of(files) if project is None else project
     found: list[Finding] = []
     for file in files:
         if CI.match(file.inside) or (file.kind == "python" and TEST.search(file.inside)):
@@ -165,7 +167,7 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
         tree = file.tree
     except (SyntaxError, ValueError, RecursionError):
         return []
-    settings = list(_environ(tree, file.path))
+    settings = list(_environ(tree, file.text, file.path))
     found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
     if re.search(r"cuda_?graph", file.text, re.IGNORECASE):  # PyTorch's notes on CUDA graphs with DDP ask for it
         found = [one for one in found if one.rule != "DDP661"]
@@ -226,8 +228,9 @@ def _place_of(file: SourceFile, start: int) -> tuple[str, int, int]:
     return file.path, line, start - file.text.rfind("\n", 0, start)
 
 
-def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
-    for node in ast.walk(tree):
+def _environ(tree: ast.Module, text: str, path: str) -> Iterator[Setting]:
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if SETS.search(line)]
+    for node in _around(tree.body, lines):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             if name := _environ_item(node.targets[0]):
                 yield Setting(name, _constant(node.value), path, node.lineno, node.col_offset + 1)
@@ -248,6 +251,27 @@ def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
                         for key, value in zip(given.keys, given.values, strict=True):
                             if key is not None and (name := _constant(key)):
                                 yield Setting(name, _constant(value), path, key.lineno, key.col_offset + 1)
+
+
+def _around(statements: Sequence[ast.stmt], lines: Sequence[int]) -> Iterator[ast.AST]:
+    """Yield the nodes of the statements that stand in some lines; a walk over all of a file takes most of the time."""
+    for statement in statements:
+        last = statement.end_lineno or statement.lineno
+        first = bisect_left(lines, statement.lineno)
+        if first == len(lines) or lines[first] > last:
+            continue
+        inner: list[ast.stmt] = []
+        for name, value in ast.iter_fields(statement):
+            parts = value if isinstance(value, list) else [value]
+            if name in ("body", "orelse", "finalbody"):
+                inner += parts
+            elif name in ("handlers", "cases"):
+                inner += [below for part in parts for below in part.body]
+            else:
+                for part in parts:
+                    yield from ast.walk(part) if isinstance(part, ast.AST) else ()
+        yield statement
+        yield from _around(inner, lines)
 
 
 def _environ_item(node: ast.expr) -> str | None:

@@ -12,7 +12,9 @@ from ..files import SourceFile
 from .module import Module, code_of
 from .program import Program
 
-IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\.*[ \t]*[\w.]*)[ \t]+import\b|import[ \t]+)", re.MULTILINE)
+IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+(\.*[ \t]*[\w.]*)(?:[ \t]|\\\n)+import\b|import[ \t]+)", re.MULTILINE
+)
 NAME = re.compile(r"(\w[\w.]*|\*)(?:[ \t]+as[ \t]+\w+)?")
 COMMENT = re.compile(r"#[^\n]*")
 # A part without any of these words has nothing that ranks do together, and nothing of torch.

@@ -373,6 +373,18 @@ PYTHON: tuple[Described, ...] = (
     described(
         613, "all-ranks-log", "a run of TensorBoard or W&B that every rank opens", "each step is in it once a rank"
     ),
+    described(
+        614,
+        "all-ranks-prepare",
+        "a file, as a cache, that every rank makes if it does not see it",
+        "a rank may read what another one is writing",
+    ),
+    described(
+        615,
+        "rendezvous-file-left",
+        "ranks that meet in a file which nothing removes",
+        "the next run reads the addresses of one that died",
+    ),
 )
 
 BY_ID: dict[str, Described] = {one.rule.id: one for one in PYTHON}

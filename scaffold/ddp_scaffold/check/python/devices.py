@@ -15,6 +15,7 @@ WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
 MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
 
@@ -181,6 +182,24 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP610", function.module, call.node, message, fix)
 
 
+def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a group that meets in a file which nothing removes: one that a run left behind makes the next one wait.
+
+    Source: the documentation of torch.distributed, "Shared file-system initialization".
+    """
+    for call in function.calls:
+        given = keyword(call.node, "init_method") if call.name == INIT else None
+        if given is None or not ast.unparse(given).lstrip("f").startswith(("'file://", '"file://')):
+            continue
+        if not context.says(function.module, REMOVED):
+            message = (
+                "the ranks meet in a file, and nothing removes one that a run which died has left: the ranks of the"
+                " next run read its old addresses there, and wait until the timeout"
+            )
+            fix = "make the file's name anew for each run, or start with torchrun and init_method='env://'"
+            yield Found("DDP615", function.module, call.node, message, fix)
+
+
 def _feeds_ranks(context: Context, function: Function) -> bool:
     """Tell whether a file is connected with one that several ranks run, as a file of options is."""
     return any(context.plain(module) for module in context.in_component(function.module))
@@ -250,8 +269,9 @@ def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
 
 
 def _all_on_cpu(context: Context, function: Function) -> bool:
-    """Tell whether tensors may be moved to the CPU before they are saved."""
+    """Tell whether tensors may be moved to the CPU before they are saved: by this file, or where it saves none."""
     saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
+    saves = [c for c in saves if c.function.module is function.module] or saves
     return any(".cpu()" in ast.unparse(c.function.node) or "to('cpu')" in ast.unparse(c.function.node) for c in saves)
 
 
@@ -265,5 +285,5 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
-RULES = (late_device, options)
+RULES = (late_device, options, rendezvous_files)
 OF_RANKS = (first_gpu, global_device, loads)  # only where several ranks run the file

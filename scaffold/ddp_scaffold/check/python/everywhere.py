@@ -10,16 +10,18 @@ from .context import Context, Found
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .ranks import argument
 from .saves import NODES
+from .stops import SPAWN
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
 WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
+BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 def downloads(context: Context, function: Function) -> Iterator[Found]:
     """Yield data sets that every rank downloads and unpacks into one folder."""
-    if not context.plain(function.module) or not context.run_by_ranks(function):
+    if not _of_ranks(context, function):
         return
     for call in function.calls:
         if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
@@ -37,6 +39,56 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f"call `{shown(call.node.func)}` with download=True before the job, or on one rank of each node first"
         yield Found("DDP609", function.module, call.node, message, fix)
+
+
+def _of_ranks(context: Context, function: Function) -> bool:
+    """Tell whether the ranks run a function: they make data sets, too, and what starts them runs before they do."""
+    if not context.plain(function.module) or any(call.name in SPAWN for call in function.calls):
+        return False
+    owner = function.of_class
+    makes_data = function.name == "__init__" and owner is not None and any("Dataset" in base for base in owner.bases)
+    return makes_data or context.run_by_ranks(function)
+
+
+def caches(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a file that every rank makes if it does not see it, as a cache of prepared data."""
+    if not _of_ranks(context, function):
+        return
+    for test, _, _ in function.tests:
+        looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
+        path = _looked_for(looks[0]) if len(looks) == 1 else ""
+        if not path:
+            continue
+        for call in function.calls:
+            if not any(g.test is test.test for g in call.place.guards) or not _on_every_rank(context, call, 0):
+                continue
+            words = {
+                w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)
+            }
+            if _writes(call, path) and not any(OWN.search(word) for word in {path, *words}):
+                message = (
+                    f"every rank that does not see `{path}` makes it, all at the same time: a rank may read what"
+                    " another one is writing, and the work is done once a rank"
+                )
+                fix = "make it before the job, or on one rank, and rename it into its place when it is complete"
+                yield Found("DDP614", function.module, call.node, message, fix)
+                return
+
+
+def _looked_for(call: ast.Call) -> str:
+    """Return the name of what is looked for by `os.path.exists(path)` and `path.exists()`."""
+    if len(call.args) == 1:
+        return dotted(call.args[0])
+    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
+
+
+def _writes(call: Call, path: str) -> bool:
+    """Tell whether a call writes a file: `open(path, "wb")`, `np.save(path, x)`, `torch.save(x, path)`."""
+    given = [dotted(value) for value in call.node.args]
+    if call.name == "open":
+        mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
+        return given[:1] == [path] and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+    return call.last in ("save", "savez", "tofile", "dump") and path in given
 
 
 def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
@@ -70,7 +122,7 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
 
 def folders(context: Context, function: Function) -> Iterator[Found]:
     """Yield folders that every rank makes if it does not see them: all but the first fail."""
-    if not context.plain(function.module) or not context.run_by_ranks(function):
+    if not _of_ranks(context, function):
         return
     for call in function.calls:
         made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
@@ -90,7 +142,7 @@ def folders(context: Context, function: Function) -> Iterator[Found]:
 
 def logs(context: Context, function: Function) -> Iterator[Found]:
     """Yield TensorBoard and W&B runs that every rank opens, into one folder."""
-    if not context.plain(function.module) or not context.run_by_ranks(function):
+    if not _of_ranks(context, function):
         return
     for call in function.calls:
         named = call.last if call.last == "SummaryWriter" else call.name
@@ -153,10 +205,12 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
-        if path is None or not context.says_near(function.module, NODES) or _is_option(context, function, path):
+        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_ENVIRONMENT)
+        if path is None or not nodes or _is_option(context, function, path):
             continue
         inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]
-        if not any(_loads(context, c) for c in inner) or not _goes_on(function, test):
+        chooses = _names_resume(test)
+        if not chooses and (not any(_loads(context, c) for c in inner) or not _goes_on(function, test)):
             continue
         message = (
             f"each rank looks for `{shown(path, 40)}` itself: on a node that does not see the file that rank 0 has"
@@ -187,6 +241,12 @@ def _missing_files(context: Context, function: Function) -> Iterator[Found]:
             " go on: their steps do not meet"
         )
         yield Found("DDP611", function.module, load.node, message, "let rank 0 look, and broadcast what it has found")
+
+
+def _names_resume(test: ast.If) -> bool:
+    """Tell whether the body of a test sets the file from which the run goes on: `args.resume = last`."""
+    targets = [t for s in test.body for p in ast.walk(s) if isinstance(p, ast.Assign) for t in p.targets]
+    return any(re.search(r"resume|checkpoint_path|ckpt_path", dotted(target).rpartition(".")[2]) for target in targets)
 
 
 def _values(function: Function, name: str) -> list[ast.expr]:
@@ -230,4 +290,4 @@ def _goes_on(function: Function, test: ast.If) -> bool:
 
 
 RULES = ()
-OF_RANKS = (downloads, workers, folders, logs, resumes)  # only where several ranks run the file
+OF_RANKS = (downloads, workers, folders, logs, resumes, caches)  # only where several ranks run the file

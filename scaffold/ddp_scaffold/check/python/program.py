@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import PurePosixPath
 
 from .module import Assignment, Call, Class, Function, Module, dotted
 
@@ -18,6 +20,8 @@ FOREIGN = {
 }
 # Names of methods that many classes have: which of them a call means is not known from the name.
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
+SOURCES = (("src",), ("lib",))
+ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
 SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
@@ -36,6 +40,7 @@ class Program:
             for found in module.classes.values():
                 for name, method in found.methods.items():
                     self.methods[name].append(method)
+        self.added = {name for module in self.modules for name in _added_to_path(module)}
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
         self._unambiguous: dict[int, bool] = {}
@@ -83,7 +88,7 @@ class Program:
                 continue
             root = candidate[: len(candidate) - len(parts)]
             above = folder[: len(root)] == root
-            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in (("src",), ("lib",))):
+            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in SOURCES or root in self.added):
                 continue
             if best is None or len(root) > best[0]:
                 best = (len(root), found)
@@ -320,6 +325,14 @@ class Program:
             if name in scope.parameters:
                 return []
         return []
+
+
+def _added_to_path(module: Module) -> list[tuple[str, ...]]:
+    """Return the folders that a file puts into sys.path, below its own: `sys.path.append("core")`."""
+    if "sys.path" not in module.file.text:
+        return []
+    folder = PurePosixPath(module.file.inside).parent.parts
+    return [(*folder, *PurePosixPath(match[1]).parts) for match in ADDED.finditer(module.file.text)]
 
 
 def _chain(function: Function) -> list[Function]:

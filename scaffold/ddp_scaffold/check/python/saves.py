@@ -13,12 +13,15 @@ from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
+COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
+HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
+CONTAINER = re.compile(r"to_container|to_object")
 LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
 NODES = re.compile(
@@ -149,15 +152,18 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         c.name in RENAMES or (c.last in ("replace", "rename") and len(c.node.args) == 1) for c in function.calls
     ):
         return
+    saved = [c for c in function.calls if c.name == "torch.save" and len(c.node.args) > 1]
     for call in function.calls:
-        if call.name != "torch.save" or len(call.node.args) < 2 or not _is_state(context, function, call.node.args[0]):
+        copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
+        state = call in saved and _is_state(context, function, call.node.args[0])
+        if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
         if path is None or not _repeats(context, call, 0) or re.search(r"best|final|tmp|temp", path.lower()):
             continue
         message = (
-            f"each save overwrites `{shown(call.node.args[1], 40)}`, the only checkpoint, in place: a kill while it is"
-            " written leaves a file that cannot be loaded, and no older one"
+            f"each save overwrites `{shown(call.node.args[1], 40)}` in place: a kill while it is written leaves a file"
+            " that cannot be loaded, where the next start looks for a checkpoint"
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
         yield Found("DDP301", function.module, call.node, message, fix)
@@ -219,6 +225,8 @@ def _apart(call: Call, other: Call) -> bool:
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
+    if any(isinstance(k, ast.Constant) and STATE.search(str(k.value)) for k, _ in _put_in(function, dotted(node))):
+        return True
     values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
     for value in values:
         if isinstance(value, ast.Dict):
@@ -252,16 +260,18 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):  # folder + "/last.pth", Path / "x.pth"
         end = _constant_path(context, function, node.right, depth)
-        return None if _changes(node.left) or _made_in_loop(context, function, node.left) else end
+        return None if _varies(context, function, node.left, 0) else end
     if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
         last = node.values[-1] if node.values else None
-        named = isinstance(last, ast.Constant) and str(last.value).startswith("/") and not _changes(node)
-        return str(last.value) if named and isinstance(last, ast.Constant) else None
+        named = isinstance(last, ast.Constant) and (len(node.values) == 1 or str(last.value).startswith("/"))
+        return str(last.value) if named and isinstance(last, ast.Constant) and not _changes(node) else None
+    if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
+        return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         end = _constant_path(context, function, node.args[-1], depth)
-        return None if any(_changes(arg) for arg in node.args[:-1]) else end
+        return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
     return None
 
 
@@ -270,10 +280,21 @@ def _changes(node: ast.AST) -> bool:
     return any(CHANGES.search(name) for name in names_in(node))
 
 
-def _made_in_loop(context: Context, function: Function, node: ast.expr) -> bool:
-    """Tell whether a part of a path is made anew in a loop, or of what changes."""
-    values = context.program.assigned(function, dotted(node)) if dotted(node) else []
-    return any(a.place.loops or (a.value is not None and _changes(a.value)) for a in values)
+def _varies(context: Context, function: Function, node: ast.expr, depth: int) -> bool:
+    """Tell whether a folder is another one at each save, as far as its names, its values and the callers tell."""
+    name = dotted(node)
+    if not name or depth > 3:
+        return _changes(node)
+    values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    if isinstance(node, ast.Name) and values:
+        return all(_varies(context, function, value, depth + 1) for value in values)
+    if name in function.parameters:
+        sites = context.program.sites.get(id(function), ())
+        given = [(site.function, argument(site, function, name)) for site in sites]
+        known = [(where, value) for where, value in given if value is not None]
+        if known:
+            return all(_varies(context, where, value, depth + 1) for where, value in known)
+    return _changes(node)
 
 
 def _repeats(context: Context, call: Call, depth: int) -> bool:
@@ -367,9 +388,9 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
         for value in values:
-            pairs: list[tuple[ast.expr | None, ast.expr]] = []
+            pairs: list[tuple[ast.expr | None, ast.expr]] = _put_in(function, dotted(node))
             if isinstance(value, ast.Dict):
-                pairs = list(zip(value.keys, value.values, strict=True))
+                pairs += list(zip(value.keys, value.values, strict=True))
             elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
                 pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
             yield from _refused(context, function, pairs, strict[0])
@@ -382,7 +403,9 @@ def _refused(
     where = f"{load.function.module.file.path} line {line}"
     for key, held in pairs:
         named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
-        if isinstance(held, ast.Name) and (
+        if _is_settings(context, function, held):
+            what, instead = "an object of settings", f"dict({shown(held, 30)})"
+        elif isinstance(held, ast.Name) and (
             (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
         ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
@@ -455,6 +478,27 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
         tuples = [value for value in values if isinstance(value, ast.Tuple) and part < len(value.elts)]
         values = [value.elts[part] for value in tuples] if len(tuples) == len(values) else []
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
+
+
+def _put_in(function: Function, name: str) -> list[tuple[ast.expr | None, ast.expr]]:
+    """Return what is put into a dict by `state["key"] = value`."""
+    found: list[tuple[ast.expr | None, ast.expr]] = []
+    for statement in getattr(function.node, "body", ()) if name else ():
+        for part in walk_body(statement):
+            target = part.targets[0] if isinstance(part, ast.Assign) else None
+            if isinstance(part, ast.Assign) and isinstance(target, ast.Subscript) and dotted(target.value) == name:
+                found.append((target.slice, part.value))
+    return found
+
+
+def _is_settings(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a value is `self.args` of argparse, or a configuration of Hydra."""
+    if not dotted(node) or dotted(node).rpartition(".")[2] not in ("args", "opt", "opts", "cfg", "config"):
+        return False
+    if context.says(function.module, HYDRA):
+        return not context.says(function.module, CONTAINER)
+    parsed = bool(context.calls_in_component(function.module, "parse_args"))
+    return isinstance(node, ast.Attribute) and node.attr in ("args", "opt", "opts") and parsed
 
 
 def _made_as_namespace(context: Context, function: Function, name: str) -> bool:

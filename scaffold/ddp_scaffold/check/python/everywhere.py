@@ -15,6 +15,7 @@ from .stops import SPAWN
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
 WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
+ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
 BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
@@ -60,7 +61,10 @@ def caches(context: Context, function: Function) -> Iterator[Found]:
         if not path:
             continue
         for call in function.calls:
-            if not any(g.test is test.test for g in call.place.guards) or not _on_every_rank(context, call, 0):
+            guards = [g.test for g in call.place.guards]
+            if test.test not in guards or any(ALONE.search(ast.unparse(guard)) for guard in guards):
+                continue
+            if not _on_every_rank(context, call, 0):
                 continue
             words = {
                 w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Cluster
+from pods_cluster import Cluster
 from test_training import ANSWERS, arguments, losses
 
 pytestmark = [pytest.mark.pods, pytest.mark.slow]  # real training, once each

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cluster
 from launch_helpers import ready, until, with_standin
+from pods_cluster import Cluster
 
 pytestmark = [pytest.mark.pods, pytest.mark.timeout(300)]  # each attempt imports torch four times
 SMALL = {"nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "max_restarts": 2}

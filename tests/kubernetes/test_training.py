@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cluster
 from launch_helpers import until
+from pods_cluster import Cluster
 
 pytestmark = [pytest.mark.pods, pytest.mark.slow]  # real training, four times two ranks
 STEPS = 60

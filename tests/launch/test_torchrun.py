@@ -186,6 +186,12 @@ def test_workers_of_a_killed_torchrun_do_not_stay(launch: Callable[..., Launch])
 
 
 @pytest.mark.slow
+def test_a_helper_that_ends_a_moment_after_its_rank_is_no_orphan(launch: Callable[..., Launch]) -> None:
+    code, text = run(launch, "helper")
+    assert code == 0, text
+    assert "left processes behind" not in text
+
+
 def test_an_outcome_of_an_earlier_run_is_not_believed(launch: Callable[..., Launch]) -> None:
     assert run(launch, "stall", MAX_RESTARTS="0")[0] == 70
     code, text = run(launch, "early")

@@ -499,11 +499,17 @@ stop_ranks() {
 
 # If torchrun itself was killed, its workers live on without it, each in its own session, and hold their GPUs.
 # They are known by a variable that only they inherit. 30 s of SIGTERM, in which they save a checkpoint, then SIGKILL.
+# What serves a loader's workers notices a moment later that its rank has ended: for 2 s nothing is said or done.
 end_orphans() {
-  local signal=TERM orphans said='' deadline=$((SECONDS + 30))
+  local signal=TERM orphans said='' looks=0 deadline=$((SECONDS + 30))
   while :; do
     orphans=$(grep -lszxF "LAUNCHED_BY=$this_host.$$" /proc/[0-9]*/environ | tr -dc '0-9\n' || true)
     [ -n "$orphans" ] || break
+    looks=$((looks + 1))
+    if [ "$looks" -le 10 ]; then
+      sleep 0.2
+      continue
+    fi
     [ -n "$said" ] || say "torchrun on $this_host ended and left processes behind, ending them: ${orphans//$'\n'/ }"
     said=1
     [ "$SECONDS" -lt "$deadline" ] || signal=KILL

@@ -323,6 +323,33 @@ def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:
     until(lambda: not any(map(alive, pids)), "the ranks to be gone")
 
 
+def with_ctrl_c(tmp_path: Path, **during: str) -> str:
+    """A PATH where each of these commands, when its arguments have those words, meets a Ctrl-C of the terminal."""
+    for name, words in during.items():
+        real = shutil.which(name)
+        shim = tmp_path / "shims" / name
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(f'#!/bin/sh\ncase "$*" in *"{words}"*) kill -INT 0 ;; esac\nexec {real} "$@"\n')
+        shim.chmod(0o755)
+    return f"{tmp_path / 'shims'}:{os.environ['PATH']}"
+
+
+def test_ctrl_c_while_an_attempt_is_prepared_is_a_stop(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    code, text = run(launch, "done", PATH=with_ctrl_c(tmp_path, rm="outcome.json", wc="-l"))
+    assert code == 75, text
+    assert "ended, stopped: before training began" in text
+
+
+def test_another_ctrl_c_at_the_end_does_not_cut_off_what_is_said(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    one = launch("wait", PATH=with_ctrl_c(tmp_path, python="outcome.py ended"))
+    one.ready(0)
+    os.killpg(one.process.pid, signal.SIGINT)
+    code, text = one.ended()
+    assert code == 75, text
+    assert "this script was asked to stop, so no restart; exit code 75" in text
+    assert text.rstrip().splitlines()[-1].startswith("cd "), "how to go on stands last"
+
+
 @pytest.fixture
 def free_port() -> int:
     import socket

@@ -151,6 +151,7 @@ while :; do
   [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json" || true
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
   code=0
+  events=0
   count_events events
   if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
   if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi

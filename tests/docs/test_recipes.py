@@ -164,26 +164,41 @@ def test_every_page_is_in_the_index_and_says_what_checks_it() -> None:
             assert f'"{page}"' in Path(__file__).read_text(encoding="utf-8"), f"no test is about {page}"
 
 
+# Page, the family that it is for, and the section of it, where its sections exclude each other.
+CASES = [
+    ("augmentation.md", "classifier", ""),
+    ("batchnorm.md", "classifier", ""),
+    ("dropout.md", "custom", ""),
+    ("early-stopping.md", "custom", ""),
+    ("hugging-face.md", "causal-lm", ""),
+    ("image-folder.md", "classifier", ""),
+    ("optimizer.md", "custom", "Another optimiser"),
+    ("optimizer.md", "custom", "Parameter groups"),
+    ("predictions.md", "custom", ""),
+    ("pretrained.md", "classifier", ""),
+    ("schedule.md", "custom", "Another schedule"),
+    ("schedule.md", "custom", "A scheduler of torch"),
+    ("schedule.md", "custom", "When a metric stands still"),
+    ("schedule.md", "custom", "Learning rate by world size"),
+    ("validation-sets.md", "custom", ""),
+    ("webdataset.md", "classifier", ""),
+]
+
+
+@pytest.mark.parametrize(("page", "family", "section"), CASES)
+def test_code_of_a_page_fits_a_fresh_project(
+    fresh: Callable[[str], Path], tmp_path: Path, page: str, family: str, section: str
+) -> None:
+    """Unmarked, since a change of the template breaks a page in silence; the slow tests see what its code does."""
+    project = tmp_path / "project"
+    shutil.copytree(fresh(family), project)
+    for path in recipe_pages.follow(page, project, *filter(None, [section])):
+        if path.suffix == ".py":
+            compile(path.read_text(encoding="utf-8"), path, "exec")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "family", "section"),
-    [
-        ("augmentation.md", "classifier", ""),
-        ("batchnorm.md", "classifier", ""),
-        ("dropout.md", "custom", ""),
-        ("early-stopping.md", "custom", ""),
-        ("hugging-face.md", "causal-lm", ""),
-        ("image-folder.md", "classifier", ""),
-        ("optimizer.md", "custom", "Another optimiser"),
-        ("optimizer.md", "custom", "Parameter groups"),
-        ("pretrained.md", "classifier", ""),
-        ("schedule.md", "custom", "Another schedule"),
-        ("schedule.md", "custom", "A scheduler of torch"),
-        ("schedule.md", "custom", "Learning rate by world size"),
-        ("validation-sets.md", "custom", ""),
-        ("webdataset.md", "classifier", ""),
-    ],
-)
+@pytest.mark.parametrize(("page", "family", "section"), CASES)
 def test_code_of_a_page_is_formatted_and_typed(
     made: Make, mypy_cache: Path, page: str, family: str, section: str
 ) -> None:
@@ -336,6 +351,68 @@ def test_a_scheduler_of_torch_goes_on_after_a_stop(made: Make) -> None:
 
 
 @pytest.mark.slow
+def test_a_metric_that_stands_still_lowers_the_rate_also_after_a_stop(made: Make) -> None:
+    project = made("schedule.md", "custom", "When a metric stands still")
+    train_py = project / "src/digits/train.py"
+    train_py.write_text(train_py.read_text().replace("metrics[METRIC])", "0.5)"))
+    more = ("--train.learning_rate", "0.01", "--eval.every_steps", "2")
+    stopped = run(
+        project, *more, "--train.steps", "20", ends=75, run_id="again", DDP_FAULTS="term@rank=1,step=5,phase=backward"
+    )
+    assert 5 <= stopped.outcome["step"] < 20
+    whole = run(project, *more, "--train.steps", "20", run_id="whole")
+    resumed = run(project, *more, "--train.steps", "20", run_id="again", DDP_ATTEMPT="1")
+    rates = of_training(whole, "learning_rate")
+    assert {step: rates[step] for step in (1, 10, 11, 18, 19)} == {1: 0.01, 10: 0.01, 11: 0.005, 18: 0.005, 19: 0.0025}
+    assert of_training(resumed, "learning_rate") == rates
+    assert equal(state(whole)["objects"], state(resumed)["objects"])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_rate_and_more_steps(fresh: Callable[[str], Path]) -> None:
+    project, settings = fresh("custom"), ("--train.warmup_steps", "0", "--eval.every_steps", "0")
+    run(project, *settings, "--train.steps", "4", "--train.learning_rate", "0.01", run_id="longer")
+    ended = run(project, *settings, "--train.steps", "8", "--train.learning_rate", "0.001", run_id="longer")
+    assert "train.learning_rate 0.01 -> 0.001" in ended.output
+    rates = list(of_training(ended, "learning_rate").values())
+    expected = [
+        rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        for rate, steps, own in ((0.01, 4, range(4)), (0.001, 8, range(4, 8)))
+        for step in own
+    ]
+    assert rates == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_predictions_come_in_order_from_any_number_of_ranks(made: Make) -> None:
+    project = made("predictions.md")
+    trained = run(project, "--train.steps", "20", "--train.batch_size", "8", "--eval.every_steps", "20")
+    with_source = environment(PYTHONPATH=str(project / "src"), OMP_NUM_THREADS="1")
+
+    def do(*words: str) -> None:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=project, env=with_source, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    export = str(trained.dir / "export")
+    do("digits.ddp.export", str(trained.dir))
+    do("digits.predict", export, "one.csv")
+    do("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "digits.predict", export, "two.csv")
+    one = [line.split(",") for line in (project / "one.csv.0").read_text().splitlines()]
+    two = [line.split(",") for rank in range(2) for line in (project / f"two.csv.{rank}").read_text().splitlines()]
+    assert [int(index) for index, _ in one] == list(range(114))
+    answers = {int(index): float(answer) for index, answer in two}
+    assert len(two) == 114
+    assert answers == pytest.approx({int(index): float(answer) for index, answer in one}, abs=1e-5)
+    truth = "from digits.data import *; print(*build_datasets(DataSettings())[1].tensors[1].tolist())"
+    right = [
+        (answers[index] > 0.5) == (float(each) > 0) for index, each in enumerate(in_project(project, truth).split())
+    ]
+    found = next(row["val_accuracy"] for row in reversed(trained.metrics) if "val_accuracy" in row)
+    assert sum(right) / 114 == pytest.approx(found)
+
+
+@pytest.mark.slow
 def test_pretrained_parts_are_loaded_and_frozen_ones_stay(made: Make) -> None:
     project = made("pretrained.md", "classifier")
     before = run(project, *SMALL, "--train.steps", "4", "--eval.every_steps", "0", run_id="before")
@@ -350,8 +427,9 @@ def test_pretrained_parts_are_loaded_and_frozen_ones_stay(made: Make) -> None:
     assert exported.returncode == 0, exported.stderr
     from safetensors.torch import load_file
 
-    shutil.copytree(before.dir / "export", project / "export")
-    old = load_file(project / "export/weights.safetensors")
+    export = project / "runs/first/export"  # where the page says that it is
+    shutil.copytree(before.dir / "export", export)
+    old = load_file(export / "weights.safetensors")
     larger = (
         "--config",
         "configs/finetune.yaml",

@@ -26,14 +26,15 @@ def replaced(project: Path, name: str) -> Path:
     new = runpy.run_path(str(SWAPS / f"{name}.py")) if name != "page" else page()
     for part in ("data", "model", "evaluate", "sample"):
         (project / "src/digits" / f"{part}.py").write_text(new[part.upper()].lstrip())
-    (project / "configs/train.yaml").write_text(yaml.safe_dump({"train": new["TRAIN"]}))
+    (project / "configs/train.yaml").write_text(new.get("SETTINGS") or yaml.safe_dump({"train": new["TRAIN"]}))
     shutil.rmtree(project / "tests/example")
     return project
 
 
 def page() -> dict[str, Any]:
     blocks = re.findall(r'```python title="src/myproj/(\w+)\.py"\n(.*?)```', PAGE, re.DOTALL)
-    return {name.upper(): text for name, text in blocks} | {"TRAIN": {"learning_rate": 0.003, "batch_size": 32}}
+    settings = re.findall(r'```yaml title="configs/train.yaml"\n(.*?)```', PAGE, re.DOTALL)
+    return {name.upper(): text for name, text in blocks} | {"SETTINGS": settings[0]}
 
 
 def run(project: Path, *command: str) -> tuple[int, str]:
@@ -68,6 +69,36 @@ def test_the_four_files_of_the_page(render: Callable[..., Path], mypy_cache: Pat
     code, output = run(project, "mypy", "--cache-dir", str(mypy_cache))
     assert code == 1
     assert 'Incompatible return value type (got "int", expected "str")' in output, "what its author writes is held to"
+
+
+def test_what_the_page_leaves_of_the_settings_keeps_the_best_checkpoint(render: Callable[..., Path]) -> None:
+    before = yaml.safe_load((render({"package": "digits"}) / "configs/train.yaml").read_text())
+    assert yaml.safe_load(page()["SETTINGS"])["checkpoint"].keys() == before["checkpoint"].keys()
+    assert yaml.safe_load(page()["SETTINGS"])["checkpoint"]["keep_best"] is True
+
+
+def test_batchnorm_on_an_odd_number_of_samples_passes_once_it_does_what_the_test_says(
+    render: Callable[..., Path],
+) -> None:
+    """1001 samples in batches of 10: an epoch of one rank ends with a single sample."""
+    project = replaced(render({"package": "digits"}), "page")
+    for name, before, after in (
+        ("src/digits/model.py", "nn.ReLU(), ", "nn.BatchNorm1d(settings.width), nn.ReLU(), "),
+        ("src/digits/data.py", "samples: int = 1000", "samples: int = 1201"),
+        ("src/digits/data.py", "800", "1001"),
+        ("configs/train.yaml", "batch_size: 32", "batch_size: 10"),
+    ):
+        text = (project / name).read_text()
+        assert before in text
+        (project / name).write_text(text.replace(before, after))
+    command = ("pytest", "-q", "tests/test_contract.py", "-k", "last_batch")
+    code, output = run(project, *command)
+    assert code == 1
+    assert "What to do: set loader.drop_last to true in configs/train.yaml" in output
+    with (project / "configs/train.yaml").open("a") as file:
+        file.write("loader:\n  drop_last: true\n")
+    code, output = run(project, *command)
+    assert code == 0, output
 
 
 @pytest.mark.slow

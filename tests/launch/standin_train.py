@@ -1,13 +1,15 @@
 """Stands in for training in the tests of the launch scripts: no torch, but signals, outcome.json and exit codes.
 
 --plan lists what each attempt does: done; config and early (exit 78, the latter without an outcome.json); stall; fail;
-wait (until any rank gets a signal, then stop); vanish (rank 1 is killed, rank 0 finds out); deaf (ignores all signals).
+wait (until any rank gets a signal, then stop); vanish (rank 1 is killed, rank 0 finds out); deaf (ignores all signals);
+helper (done, and a process of rank 0 notices a little after torchrun has ended, as one of a loader's workers may).
 Each rank leaves a file ready-<attempt>-<rank>.json in the run directory, with its arguments and environment.
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,6 +67,11 @@ if rank == 0:  # as ddp/report/outcome.py notes that the ranks have met
     with (run_dir / "attempts.jsonl").open("a") as events:
         start = {"event": "start", "attempt": attempt, "world_size": world_size, "time": round(time.time(), 1)}
         events.write(json.dumps(start) + "\n")
+if plan == "helper":
+    if rank == 0:
+        code = f"while kill -0 {os.getppid()} 2>/dev/null; do sleep 0.05; done; sleep 0.3"
+        subprocess.Popen(["sh", "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
+    end("done", "the plan says helper")
 if plan in ENDS:
     end(ENDS[plan], f"the plan says {plan}")
 if plan == "vanish":

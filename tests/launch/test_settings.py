@@ -60,6 +60,10 @@ def test_the_source_tells_the_same_names_as_training(render: Callable[..., Path]
         ("--optim.learning_rate", "--train.learning_rate"),
         ("--tarin.steps", "--train.steps"),
         ("--train.batch-size", "--train.batch_size"),
+        ("--train.lr", "--train.learning_rate"),
+        ("--lr", "--train.learning_rate"),
+        ("--bs", "--train.batch_size"),
+        ("--train.max_epochs", "--train.steps"),
     ],
 )
 def test_what_is_meant(project: Path, argument: str, meant: str) -> None:
@@ -78,6 +82,22 @@ def test_other_spellings_of_settings(project: Path) -> None:
 
 def test_nothing_alike(project: Path) -> None:
     assert "launch/torchrun.sh --help lists all settings" in check(project, "--qqq.zzz", "3")[1]
+
+
+def test_a_key_that_only_shares_its_section_is_not_suggested(project: Path) -> None:
+    assert "launch/torchrun.sh --help lists all settings" in check(project, "--train.foo", "3")[1]
+
+
+def test_a_word_that_is_no_option(project: Path) -> None:
+    """As launch/sweep.py takes settings, and Hydra."""
+    code, said = check(project, "--train.steps", "3", "train.batch_size=8")
+    assert code == 78
+    assert said.splitlines() == [
+        "[launch] error: train.batch_size=8 is not an option",
+        "[launch]        did you mean --train.batch_size 8?",
+    ]
+    assert "settings are options: --section.key value" in check(project, "--train.steps=3", "fast")[1]
+    assert check(project, "--train.steps=3", "--fast-dev-run", "2", "--model.width", "8") == (0, "")
 
 
 def test_a_variable_that_nothing_reads(project: Path) -> None:
@@ -238,6 +258,7 @@ def tell(*arguments, **variables):
 
 tell("--train.setps", "3")
 tell("--larning_rate=3")
+tell("--train.lr", "3")
 tell(DDP_TRAIN__STEP="3")
 tell("--config", sys.argv[1])
 tell()
@@ -283,10 +304,10 @@ def test_training_started_without_our_scripts(project: Path, tmp_path: Path) -> 
     variables = environment(PYTHONPATH=str(own / "src"))
     done = subprocess.run(command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
     meant = [line for line in done.stderr.splitlines() if "->" in line]
-    options = ["--train.steps", "--train.learning_rate", "DDP_TRAIN__STEPS", "train.steps"]
+    options = ["--train.steps", "--train.learning_rate", "--train.learning_rate", "DDP_TRAIN__STEPS", "train.steps"]
     assert meant == [f"  -> did you mean {option}? --help shows every setting" for option in options], done.stderr
-    refused, found, missing = done.stdout.splitlines()[:4], *done.stdout.splitlines()[4:]
-    assert refused == ["exit code 78"] * 4
+    refused, found, missing = done.stdout.splitlines()[:5], *done.stdout.splitlines()[5:]
+    assert refused == ["exit code 78"] * 5
     assert found.endswith(str(file))
     assert missing.endswith(" default")
     assert done.stderr.count("there is no configs/train.yaml here, nor in the project") == 1

@@ -186,6 +186,12 @@ def test_workers_of_a_killed_torchrun_do_not_stay(launch: Callable[..., Launch])
 
 
 @pytest.mark.slow
+def test_a_helper_that_ends_a_moment_after_its_rank_is_no_orphan(launch: Callable[..., Launch]) -> None:
+    code, text = run(launch, "helper")
+    assert code == 0, text
+    assert "left processes behind" not in text
+
+
 def test_an_outcome_of_an_earlier_run_is_not_believed(launch: Callable[..., Launch]) -> None:
     assert run(launch, "stall", MAX_RESTARTS="0")[0] == 70
     code, text = run(launch, "early")
@@ -315,6 +321,33 @@ def test_two_nodes(launch: Callable[..., Launch], free_port: int) -> None:
         code, text = one.ended()
         assert code == 75, text
     until(lambda: not any(map(alive, pids)), "the ranks to be gone")
+
+
+def with_ctrl_c(tmp_path: Path, **during: str) -> str:
+    """A PATH where each of these commands, when its arguments have those words, meets a Ctrl-C of the terminal."""
+    for name, words in during.items():
+        real = shutil.which(name)
+        shim = tmp_path / "shims" / name
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(f'#!/bin/sh\ncase "$*" in *"{words}"*) kill -INT 0 ;; esac\nexec {real} "$@"\n')
+        shim.chmod(0o755)
+    return f"{tmp_path / 'shims'}:{os.environ['PATH']}"
+
+
+def test_ctrl_c_while_an_attempt_is_prepared_is_a_stop(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    code, text = run(launch, "done", PATH=with_ctrl_c(tmp_path, rm="outcome.json", wc="-l"))
+    assert code == 75, text
+    assert "ended, stopped: before training began" in text
+
+
+def test_another_ctrl_c_at_the_end_does_not_cut_off_what_is_said(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    one = launch("wait", PATH=with_ctrl_c(tmp_path, python="outcome.py ended"))
+    one.ready(0)
+    os.killpg(one.process.pid, signal.SIGINT)
+    code, text = one.ended()
+    assert code == 75, text
+    assert "this script was asked to stop, so no restart; exit code 75" in text
+    assert text.rstrip().splitlines()[-1].startswith("cd "), "how to go on stands last"
 
 
 @pytest.fixture

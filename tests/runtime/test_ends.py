@@ -51,6 +51,7 @@ with session(run, Clocks(), LogSettings(tracker="none"), PreemptSettings()) as g
     data = torch.utils.data.TensorDataset(torch.ones(9, 2))
     loader = make_loader(data, going.job, LoaderSettings(), batch_size=4)
     make_loader(data, going.job, LoaderSettings(), batch_size=4, full=True)
+    make_loader(data, going.job, LoaderSettings(drop_last=True), batch_size=4)
 
     def step():
         loss = model(torch.ones(4, 2)).sum() * float("nan")
@@ -127,13 +128,13 @@ def test_what_ends_an_epoch_and_a_loss_that_is_not_finite_are_told_before_the_fi
 ) -> None:
     done = start(project, "-c", ONE_SAMPLE, str(tmp_path))
     warned = [line for line in done.stderr.splitlines() if "batch of one sample" in line]
-    assert len(warned) == 1  # not where full=True leaves it out
+    assert len(warned) == 1  # not where it is left out
     assert "for which BatchNorm1d (1) raises" in warned[0]
     assert "rehearsal: the loss of the first batch is NaN or infinite on all ranks, before any step" in done.stderr
     outcome = json.loads((tmp_path / "r" / "outcome.json").read_text())
     assert outcome["kind"] == "rank_exception"
     assert "Expected more than 1 value per channel" in outcome["reason"]
-    assert "pass full=True to make_loader" in outcome["advice"]
+    assert "loader.drop_last" in outcome["advice"]
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,12 @@ def _is_before(function: ast.FunctionDef) -> bool:
 
 def problem(names: Sequence[str], arguments: Sequence[str], variables: Iterable[str]) -> tuple[str, str] | None:
     """What is no setting, on the command line, in the variables or in the file, and what may be meant."""
-    file, options = DEFAULT_FILE, list[str]()
+    file, options, strays = DEFAULT_FILE, list[str](), list[str]()
     for number, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
+        before = arguments[number - 1] if number else "="
+        if not option.startswith("-") and ("=" in before or not before.startswith("--")):  # not the value of an option
+            strays.append(argument)
         if option == "--config":
             file = value if equals else next(iter(arguments[number + 1 :]), "")
         elif option.startswith("--") and option not in ("--", "--help"):
@@ -154,6 +157,8 @@ def problem(names: Sequence[str], arguments: Sequence[str], variables: Iterable[
     for name in options:
         if not _is_known(name, names):
             return f"--{name} is not a setting", _meant(name, names, "--{}")
+    for stray in strays:
+        return f"{stray} is not an option", _instead(*stray.partition("=")[::2], names)
     for variable in sorted(variables):
         name = variable.removeprefix("DDP_").replace("__", ".").lower()
         ours = variable not in NO_SETTINGS and not variable.startswith("DDP_SCAFFOLD_")  # which is the generator's
@@ -183,12 +188,21 @@ def _in_file(file: Path) -> Iterator[str]:
             yield f"{section}.{key}"
 
 
+def _instead(name: str, value: str, names: Sequence[str]) -> str:
+    """Advice for `name=value` without dashes, as Hydra and launch/sweep.py take it."""
+    known = _is_known(name, names)
+    return f"did you mean --{name} {value or '...'}?" if known else "settings are options: --section.key value"
+
+
 def _meant(name: str, names: Sequence[str], form: str, between: str = ".") -> str:
-    """Advice: a setting with the same key in another section, one that begins so, or the one that looks most alike."""
-    key = name.rpartition(".")[2]
-    alike = [each for each in names if each.rpartition(".")[2] == key]
+    """Advice: the same key in another section, `lr` for learning_rate, one that begins so or looks alike."""
+    keys, key = {each: each.rpartition(".")[2] for each in names}, name.rpartition(".")[2]
+    alike = [each for each in names if keys[each] == key]
+    short = [each for each in names if "".join(word[:1] for word in keys[each].split("_")) == key]
+    alike += sorted(short, key=lambda each: each.partition(".")[0] != (name.rpartition(".")[0] or "train"))
     alike += [each for each in names if each.startswith(name)]
-    alike += difflib.get_close_matches(name, names, 1)
+    close = difflib.get_close_matches(name, names, 3)  # a long section makes all of its keys look alike
+    alike += [each for each in close if difflib.SequenceMatcher(None, key, keys[each]).ratio() > 0.35]
     if not alike:
         return f"{Path(__file__).parent.name}/torchrun.sh --help lists all settings"
     meant = form.format(alike[0].replace(".", between))

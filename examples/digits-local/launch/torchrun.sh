@@ -147,12 +147,15 @@ attempt=${DDP_ATTEMPT:-0}
 restarts=0
 while :; do
   export DDP_ATTEMPT=$attempt
-  [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json"
+  # A terminal's Ctrl-C ends a command that runs just now, too: that must not be the end of this script.
+  [ "${NODE_RANK:-0}" != 0 ] || rm -f "$run_directory/outcome.json" || true
   say "attempt $attempt of run $DDP_RUN__ID: $nnodes x $nproc processes, $run_directory"
   code=0
-  events=$(count_events)
+  events=0
+  count_events events
   if [ "$preflight" != 0 ]; then run_torchrun preflight -m digits.ddp.preflight "$@" || code=$?; fi
   if [ "$code" = 0 ]; then run_torchrun train -m digits.train "$@" || code=$?; fi
+  [ -z "$stopping" ] || trap '' TERM INT HUP USR1 USR2 # another one would only cut off what is said about the end
   note_import "$code" "$events"
   [ "$nnodes" -gt 1 ] || note_silence "$code" "$events" # ranks on other nodes may still be about to leave one
   read -r code restart what < <(python launch/outcome.py ended "$run_directory" "$attempt" "$code" "$(stopped_early "$events")")

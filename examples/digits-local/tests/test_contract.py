@@ -138,9 +138,11 @@ def test_the_loss_is_a_sum_and_comes_with_the_number_of_its_terms(job: Job) -> N
 
 def smallest_batch(data: Any) -> int:
     """Samples in the last batch of an epoch, at the fewest, on 1 to 8 ranks; of a stream, whose end nobody knows, 1."""
+    size = SETTINGS.train.batch_size
+    if SETTINGS.loader.drop_last:
+        return size
     if isinstance(data, IterableDataset):
         return 1
-    size = SETTINGS.train.batch_size
     shares = [-(-len(data) // ranks) for ranks in range(1, 9)]
     return min(share % size or size for share in shares)
 
@@ -148,7 +150,7 @@ def smallest_batch(data: Any) -> int:
 def test_the_last_batch_of_an_epoch_can_be_trained_on_however_small(job: Job) -> None:
     learner, train, _ = begin(job)
     samples = smallest_batch(train)
-    do = "pass full=True to make_loader in train.py, which leaves that batch out, or let the loss take a single sample"
+    do = "set loader.drop_last to true in configs/train.yaml: it leaves that batch out. Or let the loss take one sample"
     with promise(f"an epoch may end with a batch of {samples}, and the run with it, hours after its start", do):
         loss = learner.train_step(0, islice(training_batches(train, job, samples), 1))["loss"]
         assert math.isfinite(loss), f"the loss of a batch of {samples} is {loss}"

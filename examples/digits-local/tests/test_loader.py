@@ -309,7 +309,10 @@ def test_lengths_that_are_not_those_of_the_samples_are_refused(group: None) -> N
 
 
 def test_full_batches_leave_out_the_rest_and_refuse_to_have_none(group: None) -> None:
-    loader = make_loader(Texts(), a_rank(), LoaderSettings(), batch_size=100, full=True)
-    assert [len(batch) for batch in batches(loader, a_rank())] == [100] * 10
+    for full, settings in ((True, LoaderSettings()), (False, LoaderSettings(drop_last=True))):
+        loader = make_loader(Texts(), a_rank(), settings, batch_size=100, full=full)
+        assert [len(batch) for batch in batches(loader, a_rank())] == [100] * 10
+    evaluated = make_loader(Texts(), a_rank(), LoaderSettings(drop_last=True), batch_size=100, train=False)
+    assert sum(len(batch) for batch in batches(evaluated, a_rank())) == len(Texts()), "an evaluation takes all"
     with pytest.raises(ConfigError, match="not even 2000 for each"):
         make_loader(Texts(), a_rank(), LoaderSettings(), batch_size=2000, full=True)

@@ -217,7 +217,9 @@ refuse_unknown_settings() {
 # note_import CODE EVENTS: where the ranks have ended before they met, by themselves and without a word, it may be that
 # train.py cannot be imported. Then an outcome says which line is at fault. What is printed, the ranks have printed before.
 note_import() {
-  [ "$1" != 0 ] && [ -z "$stopping" ] && [ ! -e "$run_directory/outcome.json" ] && [ "$(count_events)" -le "$2" ] \
+  local now
+  count_events now
+  [ "$1" != 0 ] && [ -z "$stopping" ] && [ ! -e "$run_directory/outcome.json" ] && [ "$now" -le "$2" ] \
     && version_of_torch >/dev/null || return 0
   python "$launch_folder/outcome.py" imported "$run_directory" "$DDP_ATTEMPT" digits.train >/dev/null 2>&1 </dev/null || true
 }
@@ -382,15 +384,27 @@ forget_request() { # forget_request RUN_DIRECTORY
   if grep -qs '^signal ' "$1/stop"; then rm -f "$1/stop"; fi
 }
 
-count_events() { wc -l 2>/dev/null <"$run_directory/attempts.jsonl" || echo 0; }
+# count_events NAME: how many lines attempts.jsonl has, into that variable. In a $(...), a Ctrl-C of the terminal would
+# end the subshell, and with it this script; bash 5.2 may also fail to read the trap.
+count_events() {
+  local -a lines=()
+  { mapfile lines <"$run_directory/attempts.jsonl"; } 2>/dev/null || true
+  printf -v "$1" %d "${#lines[@]}"
+}
 
 # stopped_early EVENTS: says so if this script was asked to stop, and the ranks had not met by then.
-stopped_early() { [ -z "$stopping" ] || [ "$(count_events)" -gt "$1" ] || echo early; }
+stopped_early() {
+  local now
+  count_events now
+  [ -z "$stopping" ] || [ "$now" -gt "$1" ] || echo early
+}
 
 # note_silence CODE EVENTS: where no rank has left an outcome though training had begun (there are more events than
 # EVENTS), all were killed. Then one is made, with a report, from what is on disk.
 note_silence() {
-  [ "$1" != 0 ] && [ ! -e "$run_directory/outcome.json" ] && [ "$(count_events)" -gt "$2" ] || return 0
+  local now
+  count_events now
+  [ "$1" != 0 ] && [ ! -e "$run_directory/outcome.json" ] && [ "$now" -gt "$2" ] || return 0
   python -m digits.ddp.report --ended "$run_directory" >&2 || true
 }
 
@@ -502,11 +516,17 @@ stop_ranks() {
 
 # If torchrun itself was killed, its workers live on without it, each in its own session, and hold their GPUs.
 # They are known by a variable that only they inherit. 30 s of SIGTERM, in which they save a checkpoint, then SIGKILL.
+# What serves a loader's workers notices a moment later that its rank has ended: for 2 s nothing is said or done.
 end_orphans() {
-  local signal=TERM orphans said='' deadline=$((SECONDS + 30))
+  local signal=TERM orphans said='' looks=0 deadline=$((SECONDS + 30))
   while :; do
     orphans=$(grep -lszxF "LAUNCHED_BY=$this_host.$$" /proc/[0-9]*/environ | tr -dc '0-9\n' || true)
     [ -n "$orphans" ] || break
+    looks=$((looks + 1))
+    if [ "$looks" -le 10 ]; then
+      sleep 0.2
+      continue
+    fi
     [ -n "$said" ] || say "torchrun on $this_host ended and left processes behind, ending them: ${orphans//$'\n'/ }"
     said=1
     [ "$SECONDS" -lt "$deadline" ] || signal=KILL

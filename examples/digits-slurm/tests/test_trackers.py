@@ -63,7 +63,8 @@ def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.syspath_prepend(str(PROJECT / "tests" / "matrix" / "fakes"))
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setenv("FAKE_WANDB", str(tmp_path / "calls"))
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for name in ("WANDB_MODE", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path / "calls"
 
 
@@ -124,6 +125,16 @@ def test_wandb_has_one_run_for_all_starts(tmp_path: Path, wandb: Path) -> None:
     failed, well = calls(wandb, "summary")
     assert (failed["outcome/kind"], failed["outcome/advice"]) == ("cuda_oom", "use a smaller batch")
     assert well["outcome/advice"] is None, "what the first start left is over"
+
+
+def test_an_agent_of_wandb_chooses_the_id_of_all_starts(
+    tmp_path: Path, wandb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "x3k9")
+    track(tmp_path / "run", TrackerSettings(tracker="wandb"), [5], BADLY)
+    monkeypatch.delenv("WANDB_RUN_ID")  # it goes on by hand
+    track(tmp_path / "run", TrackerSettings(tracker="wandb"), [10], WELL)
+    assert [start["id"] for start in calls(wandb, "init")] == ["x3k9", "x3k9"]
 
 
 def test_a_run_from_nothing_is_another_one_in_wandb(tmp_path: Path, wandb: Path) -> None:

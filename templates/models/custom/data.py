@@ -7,8 +7,9 @@ train.py calls `build_datasets` once on every rank, before the first step. The c
   of tensors, and a batch the same stacked, [N, ...]; for samples of unequal shapes, give the data set an attribute
   `collate(samples)`, and `lengths`, a number a sample: then the samples of a step are about equally long on all ranks.
   An order of your own, in the place of a sampler, is an argument of `make_loader` in train.py.
-- Reading a sample draws no random number, so that a resumed run reads what it would have read: augmentation belongs in
-  `training_loss`. An exception ends the job, and the report names rank, worker and sample.
+- What a sample draws at random, it draws from the default generators of torch, numpy or random: then a resumed run
+  reads what it would have read, with workers if `loader.seed_samples` is on. In `training_loss`, augmentation of whole
+  batches needs neither. An exception ends the job, and the report names rank, worker and sample.
 """
 
 from importlib.metadata import distribution

@@ -48,6 +48,7 @@ class LoaderSettings(BaseModel, extra="forbid"):
         "forkserver", description="fork is unsafe once NCCL runs (torch/nn/parallel/distributed.py)"
     )
     uneven: Literal["pad", "drop"] = Field("pad", description="repeat or drop data: all ranks make equal steps")
+    drop_last: bool = Field(False, description="leave out the smaller batch at the end of an epoch of training")
     eval_batches: int = Field(0, ge=0, description="batches that each rank evaluates, at most, always the same; 0: all")
     seed_samples: bool = Field(
         False, description="what a sample draws follows from run.seed, epoch and index: exact resume with workers"
@@ -90,7 +91,8 @@ def make_loader(
     workers that order is not known, so a run that was stopped within an epoch draws others than if it had gone on; with
     `settings.seed_samples` each sample of a map-style data set draws by `seed`, epoch and index.
 
-    `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more.
+    `full` leaves out the smaller batch at the end of an epoch, for which torch.compile would compile once more, as
+    `settings.drop_last` does in training.
     `compare=False` is for data sets that differ between ranks on purpose: else a few samples are compared, here, or of
     a stream once its first batch has been read. Of a `sharded` one, the first samples must not be those of other ranks.
 
@@ -99,6 +101,7 @@ def make_loader(
             given for evaluation or a stream. An order by itself is looked at as its epoch begins: see `batches`.
         DataFailed: the worker that read samples to compare them hung or died.
     """
+    full = full or (train and settings.drop_last)
     what, least = "training" if train else "evaluation", batch_size if full else 1
     if order is not None and (not train or isinstance(dataset, IterableDataset)):
         problem = f"make_loader has an order for {'a stream' if train else 'evaluation'}, which has one of its own"
@@ -163,7 +166,7 @@ def _warn_of_single_sample(last: int, job: Job) -> None:
     name = next((name for name, part in parts if isinstance(part, nn.BatchNorm1d)), None)
     if last == 1 and name is not None:
         text = "each epoch ends with a batch of one sample, for which BatchNorm1d (%s) raises at one value a channel"
-        remedy = "\n  -> pass full=True to make_loader, which leaves that batch out, or take another train.batch_size"
+        remedy = "\n  -> loader.drop_last true leaves that batch out; or take another train.batch_size"
         log.warning(text + remedy, name, extra={"file_only": job.rank != 0})
 
 

@@ -277,7 +277,8 @@ def _never_ask(wandb: Any) -> None:
 def _identity(run_dir: Path, fresh: bool) -> tuple[str, int]:
     """W&B's id of this run, and the last step that earlier starts have sent, -1 if none has.
 
-    A new id is no name that somebody else in the project has used, or has deleted: W&B takes none twice.
+    A new id is no name that somebody else in the project has used, or has deleted: W&B takes none twice. In a sweep
+    of W&B, its agent has chosen the id, and W&B goes by that whatever it is given.
     """
     path = run_dir / "wandb" / "id.txt"
     if not fresh:
@@ -286,7 +287,7 @@ def _identity(run_dir: Path, fresh: bool) -> tuple[str, int]:
         if path.parent.is_dir():  # begun with release 0.5 or before, where the name was the id
             return run_dir.name, _last_step(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{run_dir.name}-{secrets.token_hex(4)}\n")
+    path.write_text((os.environ.get("WANDB_RUN_ID") or f"{run_dir.name}-{secrets.token_hex(4)}") + "\n")
     return path.read_text().strip(), -1
 
 

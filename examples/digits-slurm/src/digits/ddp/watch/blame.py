@@ -55,8 +55,8 @@ NO_ANSWER = (
 )
 ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch/nn/functional.py
 ONE_SAMPLE_ADVICE = (
-    "BatchNorm needs two values a channel, and this batch has one sample, as the last of an epoch can: pass full=True "
-    "to make_loader, which leaves it out"
+    "BatchNorm needs two values a channel, and this batch has one sample, as the last of an epoch can: set "
+    "loader.drop_last to true, which leaves it out"
 )
 UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's reducer.cpp
 UNFINISHED_ADVICE = (

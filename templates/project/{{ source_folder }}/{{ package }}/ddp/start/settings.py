@@ -252,13 +252,22 @@ def _meant(names: Iterable[str], settings_class: type[BaseSettings], form: str =
     """What to do about names that are no settings: those that look like them, or have the same key."""
     known, alike = [".".join(path) for path in _fields(settings_class)], []
     for name in names:
-        same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
-        same += [each for each in known if each.startswith(name)]
-        alike += (same + difflib.get_close_matches(name, known, 1))[:1]
+        alike += _alike(name, known)[:1]
     if not alike:
         return "run with --help to see every setting"
     meant = [form.format(each if between == "." else each.replace(".", between).upper()) for each in alike]
     return f"did you mean {' and '.join(meant)}? --help shows every setting"
+
+
+def _alike(name: str, known: Sequence[str]) -> list[str]:
+    """What may be meant: the same key in another section, `lr` for learning_rate, one that begins so or looks alike."""
+    keys, key = {each: each.rpartition(".")[2] for each in known}, name.rpartition(".")[2]
+    found = [each for each in known if keys[each] == key]
+    short = [each for each in known if "".join(word[:1] for word in keys[each].split("_")) == key]
+    found += sorted(short, key=lambda each: each.partition(".")[0] != (name.rpartition(".")[0] or "train"))
+    found += [each for each in known if each.startswith(name)]
+    close = difflib.get_close_matches(name, known, 3)  # a long section makes all of its keys look alike
+    return found + [each for each in close if difflib.SequenceMatcher(None, key, keys[each]).ratio() > 0.35]
 
 
 def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -18,6 +17,7 @@ from pydantic import Field, field_validator
 from .errors import DONE
 from .kinds import Verdict
 from .meter import OF_A_RANK, Meter, Moment, in_words, leading, learning_rate_of_the_only_optimizer
+from .report import json_lines
 from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
@@ -227,8 +227,7 @@ class MetricLog:
         row = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
         row["time"] = round(when.time, 3)
         try:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(row) + "\n")
+            json_lines.append(self._path, [row])
         except OSError as error:
             if not self._warned:
                 log.warning("metrics are no longer written to %s: %s", self._path, error)

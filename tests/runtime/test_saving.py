@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import importlib
@@ -117,6 +118,55 @@ def test_the_memory_of_a_copy_is_used_again(part: Part) -> None:
 
 def test_what_cannot_be_copied_is_said(part: Part) -> None:
     assert "cannot pickle" in part("saving.snapshot").freeze({"module": sys})
+
+
+class Counting(torch.optim.AdamW):
+    """Beside its moments, state of two other types: a moment in half the memory, and a count that no float holds."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for parameter, state in self.state.items():
+            state["half"] = state["exp_avg"].bfloat16()
+            state["updates"] = 1 + state.get("updates", torch.full_like(parameter, 2**53, dtype=torch.int64))
+        return loss
+
+
+def stepped(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a checkpoint holds after three more steps, in memory of its own."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(torch.ones(1, 2, dtype=next(network.parameters()).dtype)).sum().backward()
+        optimizer.step()
+    return copy.deepcopy({"model": network.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+@pytest.mark.parametrize("kind", [Counting, torch.optim.NAdam, torch.optim.ASGD, torch.optim.SGD])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_of_an_optimiser_comes_back_in_the_types_that_it_had(
+    part: Part, tmp_path: Path, kind: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    """Torch gives it that of its parameter: NAdam's float32 product beside bfloat16 would be another number."""
+    restore = part("restore")
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 2).to(dtype)
+    optimizer = kind(network.parameters())
+    saved, whole = stepped(network, optimizer), stepped(network, optimizer)
+    orders = restore.parameter_orders({"model": network, "optimizer": optimizer})
+    network = torch.nn.Linear(2, 2).to(dtype)
+    optimizer = kind(network.parameters())
+    restore.fill({"model": network, "optimizer": optimizer}, copy.deepcopy(saved), tmp_path, orders)
+    assert flat(optimizer.state_dict()) == flat(saved["optimizer"])
+    assert flat(stepped(network, optimizer)) == flat(whole), "to the bit"
+
+
+def test_state_follows_parameters_that_have_another_type_than_when_it_was_saved(part: Part, tmp_path: Path) -> None:
+    network = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(network.parameters())
+    saved = stepped(network, optimizer)
+    later = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    resumed = torch.optim.AdamW(later.parameters())
+    part("restore").fill({"model": later, "optimizer": resumed}, saved, tmp_path)
+    assert {state["exp_avg"].dtype for state in resumed.state.values()} == {torch.bfloat16}
 
 
 def write(part: Part, root: Path, step: int = 3) -> Path:
@@ -294,6 +344,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Path, tmp_path:
     assert said.count("copied False") == 2, said
     assert "beside training, which stood still for" in said
     assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+def test_the_line_of_a_step_is_there_before_its_checkpoint(project: Path, tmp_path: Path) -> None:
+    """Lines are written at the next one, as a rule; a run that is killed before does not make this step again."""
+    said, _ = run(project, tmp_path, "logs")
+    assert re.findall("^lines .*", said, re.MULTILINE) == ["lines 1", "lines 2"], said
 
 
 def test_what_is_being_written_is_waited_for_before_one_is_loaded(project: Path, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ class MetricLog:
         self._meter = Meter(job)
         self.latest: dict[str, float] = {}
         self._trackers = Trackers(settings, run_dir) if job.rank == 0 else None
+        _of_this_run[:] = [self]
 
     def scalars(self, step: int, values: dict[str, torch.Tensor], learning_rate: float | None = None) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names.
@@ -250,6 +251,16 @@ class MetricLog:
         if self._trackers is not None:
             self._trackers.end(verdict or Verdict(DONE, "benign", "training is done"))
             self._trackers.close()
+
+
+_of_this_run: list[MetricLog] = []  # the newest
+
+
+def write_pending() -> None:
+    """Write what `MetricLog.scalars` of this run has started last, if anything."""
+    with phase("log"):
+        for each in _of_this_run:
+            each.flush()
 
 
 def _in_a_line(step: int, values: dict[str, float], numbers: dict[str, float]) -> tuple[str, list[str]]:

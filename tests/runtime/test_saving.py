@@ -301,6 +301,35 @@ def test_a_disk_that_cannot_read_is_no_damage(part: Part, tmp_path: Path, monkey
         directory.read(path, lambda _note: None)
 
 
+@pytest.mark.parametrize("spoilt", ["empty", "unreadable"])
+def test_a_run_of_which_no_checkpoint_can_be_read_does_not_begin_anew(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    """At a requeue nobody reads a warning: weeks of work would be made once more, over the files of the run."""
+    directory = part("saving.directory")
+    paths = [write(part, tmp_path, step) for step in (3, 4)]
+    if spoilt == "empty":
+        for path in paths:
+            (path / "state.pt").write_bytes(b"")
+    else:
+        monkeypatch.setattr(os, "preadv", lambda *_given: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    for _ in range(2):
+        with pytest.raises(directory.NoneWhole, match=r"step_00000004: .*step_00000003: "):
+            directory.read_newest(tmp_path, lambda _note: None)
+        assert sorted(tmp_path.iterdir()) == paths, "as they were: the next start must not begin anew, either"
+
+
+def test_where_no_checkpoint_can_be_read_all_ranks_end_with_78(project: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run/checkpoints/step_00000005"
+    path.mkdir(parents=True)
+    said, root = run(project, tmp_path, "trains", ranks=2)
+    outcome = json.loads((tmp_path / "run/outcome.json").read_text())
+    assert (outcome["exit_code"], outcome["restart"]) == (78, False), said
+    assert "step_00000005: [Errno 2]" in outcome["reason"]
+    assert "run.resume" in outcome["reason"]
+    assert list(root.iterdir()) == [path]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_named_with_what_is_left_of_it(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -303,6 +303,9 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
             return refused
         try:
             newest = directory.read_newest(root, progress)
+        except directory.NoneWhole as error:  # to begin anew would put another run in the place of this one
+            remedy = "look at them and at that file system; run.resume false sets them aside and begins anew"
+            return Refusal(f"no checkpoint in {root} can be loaded: {error}", remedy)
         except pickle.UnpicklingError as error:  # of an older release, or another torch
             problem, remedy = str(not_loadable(root, error)).split("\n  -> ")
             return Refusal(problem, remedy)

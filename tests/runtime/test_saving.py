@@ -557,6 +557,18 @@ def test_what_is_no_tensor_is_left_out_and_named(part: Part, tmp_path: Path) -> 
     assert (tmp_path / "to/weights.safetensors").stat().st_mode == (tmp_path / "to/settings.yaml").stat().st_mode
 
 
+@pytest.mark.parametrize("spoilt", [b"\xff\xfe", b"\0" * 90, b"words\n", b"- 1\n", b""], ids=range(5))
+def test_spoilt_settings_cost_the_settings_and_not_the_export(part: Part, tmp_path: Path, spoilt: bytes) -> None:
+    pytest.importorskip("safetensors")
+    saved_run(part, tmp_path)
+    for name in ("settings.yaml", "settings.txt", "wrapped.json"):
+        (tmp_path / name).write_bytes(spoilt)
+    said = part("export").export(tmp_path, tmp_path / "to")
+    assert "\nno settings of this run can be read: settings.yaml is empty" in said
+    assert (tmp_path / "to/weights.safetensors").stat().st_size > 0
+    assert (tmp_path / "to/settings.yaml").read_text() == "{}\n"
+
+
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"  # Python ignores SIGXFSZ
 
 

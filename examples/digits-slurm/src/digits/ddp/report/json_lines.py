@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 LARGEST = 1e300  # beyond which a number is not finite, or cannot be drawn
 
@@ -42,6 +42,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of such an object is a number that can be compared, formatted and drawn."""
     return isinstance(value, (int, float)) and -LARGEST < value < LARGEST

@@ -2,7 +2,8 @@
 # make test       a cross-section of the tests; no root, 9 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine, and pods in namespaces
 # make test-update projects of every release, brought to the working tree; and the built package
-# make test-more what make test leaves out of a project's own tests, the five post-mortems, the pages' commands, the recipes
+# make test-more what make test leaves out of a project's own tests, of explain, the five post-mortems, the pages' commands, the recipes
+# make test-skypilot  tests/skypilot, with SkyPilot's own code reading the task files: 400 MB of packages more
 # make test-all   all of these, and what needs time or other Pythons: the fault matrix, pairs of options, all presets
 # make test-long  what more of the same takes longest: larger families trained to what is promised, the rest of the pairs
 # make release    VERSION=x.y.z: checks, changelog, version, the release's bundle, commit and tag
@@ -18,9 +19,9 @@ PARALLEL ?= --numprocesses 2 --dist loadscope
 PYTEST_OPTIONS ?=
 PIP_OPTIONS ?= --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slurm test-update test-more test-all test-long bench docs clusters examples release clean
+.PHONY: demo test test-slurm test-update test-more test-skypilot test-all test-long bench docs clusters examples release clean
 
-test test-slurm test-update test-more test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+test test-slurm test-update test-more test-skypilot test-all test-long bench docs clusters examples release: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 demo: .venv-demo/done
 	PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash examples/demo.sh demo
@@ -47,7 +48,11 @@ test-update: .venv/done
 	  tests/faults -k "wheel or at_once or (written and restarted)"
 
 test-more: .venv/recipes
-	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/families/test_post_mortems.py -m "slow and not long"
+	.venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/runtime tests/docs tests/explain \
+	  tests/families/test_post_mortems.py tests/skypilot -m "slow and not long"
+
+test-skypilot: .venv/done .venv-skypilot/done
+	SKYPILOT_PYTHON=$(CURDIR)/.venv-skypilot/bin/python .venv/bin/pytest $(PYTEST_OPTIONS) $(PARALLEL) tests/skypilot
 
 test-long: .venv/done
 	.venv/bin/pytest $(PYTEST_OPTIONS) -rP -m long
@@ -94,5 +99,11 @@ examples: .venv/done
 	.venv/bin/python -m pip install $(PIP_OPTIONS) "$(TORCH)" --editable ".[test,docs,recipes]"
 	touch $@
 
+# An environment of its own: SkyPilot pins what others need in other releases.
+.venv-skypilot/done: pyproject.toml
+	$(PYTHON) -m venv .venv-skypilot
+	.venv-skypilot/bin/python -m pip install $(PIP_OPTIONS) "skypilot==0.14.1"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-demo demo site dist
+	rm -rf .venv .venv-demo .venv-skypilot demo site dist

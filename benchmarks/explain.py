@@ -1,4 +1,4 @@
-"""How long `ddp-scaffold explain` takes, and how much memory: one log of 200 MB, and 4,096 rank logs of 2 GB in all.
+"""How long `ddp-scaffold explain` takes, and how much memory: one log of 200 MB, 4,096 rank logs of 2 GB in all, dumps.
 
     python benchmarks/explain.py [--scale 1.0] [--json FILE]
 
@@ -7,7 +7,8 @@ training loop that differ in their numbers; of "diverse" no two lines are alike 
 that torch's messages have too); "warnings" repeats a traceback that says nothing of the failure. At the end of each log
 but one stands a watchdog's timeout. The files are made in a temporary directory, and read once beforehand, so that a
 slow disk does not count. CPU seconds are those of all processes together: on a machine that has other work to do, they
-tell more than the seconds do.
+tell more than the seconds do. The flight-recorder dumps are copies of one that torch has written of gloo: 2,000
+collectives, each with 13 frames, as many as the recorder keeps by default.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -73,6 +73,31 @@ def warnings(rank: int, _: int) -> bytes:
     ).encode() * 200
 
 
+RECORDER = """
+import os, sys
+os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.store", rank=0, world_size=1)
+
+
+def call(depth, step):
+    if depth:
+        call(depth - 1, step)
+    elif step % 2:
+        dist.all_reduce(torch.ones(step % 40 + 1))
+    else:
+        dist.broadcast(torch.ones(4), 0)
+
+
+for step in range(2000):
+    call(9, step)
+with open(sys.argv[1], "wb") as file:
+    file.write(c10d._dump_fr_trace())
+os._exit(0)
+"""
 SORTS = {"alike": alike, "diverse": diverse, "warnings": warnings}
 
 
@@ -102,24 +127,38 @@ def log(path: Path, rank: int, size: int, sort: str) -> None:
         file.write(end.encode())
 
 
+def dumps(folder: Path, ranks: int) -> None:
+    """Write a flight-recorder dump for each rank."""
+    first = folder / "rank_0"
+    subprocess.run([sys.executable, "-c", RECORDER, str(first)], check=True, capture_output=True)
+    (folder / "rank_0.store").unlink()
+    for rank in range(1, ranks):
+        (folder / f"rank_{rank}").write_bytes(first.read_bytes())
+
+
 def measure(folder: Path, ranks: int, size: int, sort: str) -> dict[str, object]:
     """Return what one call costs. The memory is that of the largest process; there are as many as CPUs."""
-    for rank in range(ranks):
+    if sort == "dumps":
+        dumps(folder, ranks)
+    for rank in range(ranks if sort in SORTS else 0):
         log(folder / f"rank_{rank}.log", rank, size, sort)
     for path in folder.iterdir():
         with path.open("rb") as file:
             while file.read(1 << 20):  # in pieces: the largest size of this process counts as one of its children's
                 pass
     used, start = sum(os.times()[2:4]), time.perf_counter()
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "ddp_scaffold", "explain", str(folder), "--json"],
-        capture_output=True,
-        check=True,
+        stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "scaffold")},
-    )
+    ) as command:
+        assert command.stdout
+        answer = command.stdout.read()
+        _, status, usage = os.wait4(command.pid, 0)  # of this process, and of those that it has waited for
+        command.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
-    verdict = json.loads(done.stdout)["verdict"]
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    verdict = json.loads(answer)["verdict"]
+    memory = usage.ru_maxrss // 1024
     megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     return {
         "sort": sort,
@@ -142,6 +181,7 @@ def main() -> None:
         *((1, 200_000_000, sort) for sort in SORTS),
         (512, 500_000, "alike"),
         *((4096, 500_000, sort) for sort in SORTS if sort != "warnings"),
+        *((ranks, 0, "dumps") for ranks in (1, 512)),
     ):
         with tempfile.TemporaryDirectory(prefix="explain-") as name:
             result = measure(Path(name), ranks, int(size * options.scale), sort)

@@ -3,9 +3,9 @@
     python benchmarks/update.py [--runs 5] [--json FILE]
 
 A project of the oldest release is brought to the newest, and one of the release before that, from the same repository.
-Times are medians of wall time over the runs, taken in turn within one session, so the ratio holds even where the
-machine is slow. Needs the package
-installed with its test dependencies, and runs from a git checkout.
+Times are medians of CPU time over the runs, taken in turn within one session, so the ratio holds even where the
+machine is slow or busy; wall times stand beside. Needs the package installed with its test dependencies, and runs from
+a git checkout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "releases"))
@@ -31,28 +33,35 @@ RATIO = 2.0  # the most that `ddp-scaffold update` may take of plain copier's ti
 WHEEL_MB = 2.0
 
 
-def run(command: list[str], cwd: Path, environment: dict[str, str]) -> float:
-    """Run a command and return its wall time in seconds. Raises CalledProcessError, with its output shown."""
-    start = time.perf_counter()
+class Took(NamedTuple):
+    """Seconds."""
+
+    cpu: float
+    wall: float
+
+
+def run(command: list[str], cwd: Path, environment: dict[str, str]) -> Took:
+    """Run a command and return what it took. Raises CalledProcessError, with its output shown."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    elapsed = time.perf_counter() - start
+    elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
         done.check_returncode()
-    return elapsed
+    return Took(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, elapsed)
 
 
-def measure(runs: int) -> dict[str, dict[str, list[float]]]:
-    """Return the wall times of both, in seconds, by the release that the project is of."""
+def measure(runs: int) -> dict[str, dict[str, list[Took]]]:
+    """Return the times of both, by the release that the project is of."""
     with tempfile.TemporaryDirectory(prefix="ddp-scaffold-benchmark-") as name:
         history.unpack(Path(name, "history.git"))
         starts = sorted({history.versions()[0], history.versions()[-2]})  # of two releases in all, one start
         return {start: measure_from(start, runs, Path(name)) for start in starts}
 
 
-def measure_from(start: str, runs: int, base: Path) -> dict[str, list[float]]:
-    """Return the wall times of both for a project of the release `start`, in seconds."""
-    times: dict[str, list[float]] = {"copier update": [], "ddp-scaffold update": []}
+def measure_from(start: str, runs: int, base: Path) -> dict[str, list[Took]]:
+    """Return the times of both for a project of the release `start`."""
+    times: dict[str, list[Took]] = {"copier update": [], "ddp-scaffold update": []}
     directory = base / start
     directory.mkdir()
     plain = {**os.environ, "COPIER_CACHE_DIR": str(directory / "cache")}
@@ -98,20 +107,27 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seconds = {
-        start: {label: statistics.median(values) for label, values in times.items()}
+        start: {label: Took(*map(statistics.median, zip(*values, strict=True))) for label, values in times.items()}
         for start, times in measure(options.runs).items()
     }
-    ratios = {start: times["ddp-scaffold update"] / times["copier update"] for start, times in seconds.items()}
+    ratios = {start: times["ddp-scaffold update"].cpu / times["copier update"].cpu for start, times in seconds.items()}
     size = wheel_mb()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     for start, times in seconds.items():
         print(f"from {start} to {history.versions()[-1]}, medians of {options.runs} runs")
         for label, median in times.items():
-            print(f"  {label:<20} {median:6.2f} s")
-        print(f"  ratio                {ratios[start]:6.2f}   (at most {RATIO})")
+            print(f"  {label:<20} {median.cpu:6.2f} s of CPU, {median.wall:6.2f} s")
+        print(f"  ratio                {ratios[start]:6.2f} of CPU   (at most {RATIO})")
     print(f"wheel                  {size:6.2f} MB (below {WHEEL_MB})")
     if options.json:
-        found = {"seconds": seconds, "ratio": ratios, "wheel_mb": size, "releases": history.versions()}
+        found = {
+            "seconds": {
+                start: {label: took._asdict() for label, took in times.items()} for start, times in seconds.items()
+            },
+            "ratio": ratios,
+            "wheel_mb": size,
+            "releases": history.versions(),
+        }
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 

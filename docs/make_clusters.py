@@ -22,7 +22,7 @@ FOLDER = ROOT / "docs" / "clusters"
 NAV = ROOT / "mkdocs.yml"
 CHOICES = ROOT / "templates" / "questions" / "presets.yml"  # what the wizard shows, in an order for people
 
-SCHEDULERS = {"none": "", "slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes"}
+SCHEDULERS = {"none": "", "slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes", "skypilot": "SkyPilot"}
 STATUS = {"documented": "from the site's or vendor's own pages", "community": "mostly from public scripts of its users"}
 PROSE = {"gpu", "account", "container", "env_scripts", "preemption"}  # fields whose values are no code
 LISTS = {"storage", "hangs"}  # fields whose name says nothing about each of their values
@@ -87,6 +87,8 @@ def how(preset: Preset) -> str:
     """Return what starts the ranks."""
     if preset.scheduler.value == "kubernetes":
         return "torchrun starts the ranks of each pod"
+    if preset.scheduler.value == "skypilot":
+        return "torchrun starts the ranks of each node that it rents"
     return HOW[preset.launcher.value]
 
 
@@ -113,7 +115,7 @@ def page(preset: Preset, origins: Mapping[str, str]) -> str:
 def unknown(preset: Preset) -> Iterator[str]:
     """Yield what the dry start of this preset's jobs cannot know: it starts them on one machine, without the site."""
     slurm, container = preset.scheduler.value == "slurm", preset.container.value if preset.container else None
-    if preset.scheduler.value in ("none", "kubernetes"):
+    if preset.scheduler.value in ("none", "kubernetes", "skypilot"):
         return
     lines = ["The fabric: whether NCCL or RCCL connect, and whether the plugin, where one is forced, is the right one."]
     if preset.modules and preset.modules.value:

@@ -303,3 +303,45 @@ def test_error_handling_is_off_for_cuda_graphs() -> None:
     text = 'import os\nos.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"\n'
     assert [one.rule for one in found_in(train__py=text)] == ["DDP661"]
     assert found_in(train__py=text + "graph = torch.cuda.CUDAGraph()\n") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "rules"),
+    [
+        ('"tcp://localhost:54321"', ["DDP652"]),
+        ("'tcp://127.0.0.1:23456'", ["DDP651"]),
+        ('f"tcp://localhost:{random.randint(20000, 60000)}"', ["DDP652"]),
+        ('f"tcp://localhost:{port}"', []),
+        ('"tcp://224.66.41.62:23456"', []),
+        ('"env://"', []),
+    ],
+)
+def test_ports_that_a_program_writes_down(address: str, rules: list[str]) -> None:
+    text = f'import random\nurl = {address}\ndist.init_process_group("nccl", init_method=url)\n'
+    assert [one.rule for one in found_in(train__py=text)] == rules
+
+
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ('parser.add_argument("-p", "--port", default="23455", type=str)', ["DDP651"]),
+        ('parser.add_argument("--master_port", type=int, default=54321)', ["DDP652"]),
+        ('os.environ["MASTER_PORT"] = "12355"', ["DDP651"]),
+        ('os.environ.setdefault("MASTER_PORT", "12355")', ["DDP651"]),
+        ('os.environ["MASTER_PORT"] = str(port)', []),
+        ('parser.add_argument("--port", type=int, default=0)', []),
+        ('parser.add_argument("--report", default=12345)', []),
+    ],
+)
+def test_ports_of_options_and_variables(line: str, rules: list[str]) -> None:
+    text = f'import os\n{line}\ndist.init_process_group("nccl")\n'
+    assert [one.rule for one in found_in(train__py=text)] == rules
+    assert found_in(serve__py=f"import os\n{line}\n") == []  # no group of torch
+
+
+def test_a_program_that_requeues_itself() -> None:
+    text = "import os\ndef handler(signum, frame):\n    os.system(f'scontrol requeue {JOB}')\n{use}\n"
+    used = text.replace("{use}", "signal.signal(signal.SIGUSR1, handler)")
+    assert [(one.rule, one.line) for one in found_in(train__py=used)] == [("DDP353", 3)]
+    assert found_in(train__py=text.replace("{use}", "")) == []  # nothing installs it
+    assert found_in(train__py=used + "if int(os.environ['SLURM_RESTART_COUNT']) > 3: raise SystemExit\n") == []

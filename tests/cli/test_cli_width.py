@@ -142,7 +142,16 @@ def test_presets_init_asks_for_the_partition_and_its_longest_time(scaffold_env, 
         drawn += child.before + question
         child.expect(r": $")
         child.send(answer + ENTER)
-    for question in ["CPUs for", "What starts", "How a job", "Interface", "Must a job", "Internet", "Directory"]:
+    for question in [
+        "CPUs for",
+        "What starts",
+        "How a job",
+        "Interface",
+        "Must a job",
+        "Modules",
+        "Internet",
+        "Directory",
+    ]:
         child.expect_exact(question)
         drawn += child.before + question
         child.send(ENTER)

@@ -64,6 +64,15 @@ FULL = {
     "tolerations": fact(["some.com/gpu:NoSchedule"]),
     "capabilities": fact(["IPC_LOCK"]),
     "host_paths": fact({"/usr/lib/a": "/home/a"}),
+    "sidecar": fact(
+        {"name": "some-daemon", "image": "example.org/x:1", "command": ["run-it"], "capabilities": ["NET_X"]}
+    ),
+    "sky_infra": fact("some-cloud/region"),
+    "sky_accelerator": fact("XY-9000"),
+    "sky_spot": fact(True),
+    "sky_multi_node": fact(False),
+    "sky_network_tier": fact("best"),
+    "sky_store": fact("nebius"),
     "master_addr": fact("first-host-suffix"),
     "commands": fact(["conda activate base"]),
     "uenv": fact({"image": "pytorch/v9:v1", "view": "some-view"}),

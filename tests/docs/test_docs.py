@@ -381,6 +381,7 @@ def test_the_tour_names_every_file(project: Path) -> None:
     tour = text("tour.md")
     schedulers = {"train.sbatch", "train.pbs", "site.sh", "task.sh", "node.sh"}
     schedulers |= {"jobset.yaml", "trainjob.yaml", "kube.py", "pod.sh", "Dockerfile", "Dockerfile.dockerignore"}
+    schedulers |= {"train.sky.yaml", "sky.sh", "bucket.py", "nodes.py"}
     for folder in ("src/demo", "launch", "launch/env", "configs"):
         names = {path.name for path in (project / folder).iterdir() if path.is_file()} - {"__init__.py"}
         missing = {name for name in names if name not in tour}

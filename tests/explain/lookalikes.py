@@ -115,6 +115,14 @@ def beat(rank: int, second: int) -> str:
     )
 
 
+def watchdog_ended(rank: int, why: str) -> str:
+    """Return what a watchdog prints whose own process has an error of CUDA."""
+    return (
+        f"[rank{rank}]:[E1127 21:59:32.20928{rank % 10}984 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+        f" Process group watchdog thread terminated with exception: CUDA error: {why}\nCompile with `TORCH_USE_CUDA_DSA`\n"
+    )
+
+
 LEFT = "[rank2]:[W1127 21:40:05.371645547 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.\n"
 T, L = "21:08:34", "21:08:40"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
@@ -725,4 +733,132 @@ CASES: tuple[Case, ...] = (
     ),
     Case("killed-noticed-late", "rank_killed", (1,), lost(0) + table((0, 1, T), (2, -15, T), (1, -9, L))),
     Case("left-others-killed", "missing_rank", (1,), lost(0) + table((2, -15, T), (3, -15, T), (0, 1, T))),
+    Case(
+        "cuda-access-watchdog",
+        "rank_exception",
+        (2,),
+        watchdog_ended(2, "an illegal memory access was encountered") + watchdog(0, 55) + watchdog(1, 55),
+    ),
+    Case(
+        "cuda-assert-watchdog",
+        "rank_exception",
+        (1,),
+        watchdog_ended(1, "device-side assert triggered") + table((0, -15, T), (1, -6, T)),
+    ),
+    Case(
+        "cuda-access-after-timeout",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55)
+        + watchdog(1, 55)
+        + behind(2, 54, 0)
+        + watchdog_ended(0, "an illegal memory access was encountered"),
+    ),
+    Case(
+        "ray-worker-died",
+        "rank_killed",
+        None,
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs for the dead worker.\n"
+        "(Worker pid=92, ip=10.0.0.7) [rank1]:[E1224 13:23:05.483840160 ProcessGroupNCCL.cpp:542] [Rank 1] raised the following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.21.5\n",
+    ),
+    Case(
+        "one-complains",
+        "unknown",
+        None,
+        "[rank1]:[E1224 13:23:05.483840160 ProcessGroupNCCL.cpp:542] [Rank 1] raised the following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.21.5\n",
+    ),
+    Case(
+        "net-retries",
+        "network_unreachable",
+        None,
+        raised(
+            3,
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited, NCCL version 2.22.3",
+        )
+        + "[rank3]: Last error:\n[rank3]: socketPollConnect: exceeded retries (20000)\n",
+    ),
+    Case(
+        "rdzv-closed", "unknown", None, raised(None, "torch.distributed.elastic.rendezvous.api.RendezvousClosedError")
+    ),
+    Case(
+        "ignored-in-destructor",
+        "rank_killed",
+        (1,),
+        "Exception ignored in: <function Loader.__del__ at 0x7f>\n"
+        + raised(None, "AttributeError: 'NoneType' object has no attribute 'close'")
+        + table((0, -15, T), (1, -9, T)),
+    ),
+    Case(
+        "logging-error",
+        "benign",
+        None,
+        "--- Logging error ---\n" + raised(None, "OSError: [Errno 116] Stale file handle") + "Training finished\n",
+    ),
+    Case(
+        "resource-tracker",
+        "unknown",
+        None,
+        raised(0, "KeyError: '/loky-77-abc'").replace(
+            "/home/user/proj/train.py", "/usr/lib/python3.10/multiprocessing/resource_tracker.py"
+        )
+        + "[rank0]: step 9\n",
+    ),
+    Case("composer", "rank_killed", (3,), "ERROR:composer.cli.launcher:Rank 3 crashed with exit code -7.\n"),
+    Case(
+        "open-mpi",
+        "rank_killed",
+        (5,),
+        "--------------------------------------------------------------------------\n"
+        "mpirun noticed that process rank 5 with PID 4711 on node n3 exited on signal 9 (Killed).\n",
+    ),
+    Case(
+        "intel-mpi",
+        "rank_killed",
+        (2,),
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 2 PID 4711 RUNNING AT n3\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n",
+    ),
+    Case("mpirun-tags", "rank_exception", (6,), raised(6, "ValueError: bad label", prefix="[1,6]<stderr>:") + lost(1)),
+    Case("mpirun-tags-oom", "cuda_oom", (4,), raised(4, OOM, prefix="[1,4]<stderr>:")),
+    Case("one-complains-other-spoke", "missing_rank", (0,), steps(0, 99) + steps(1, 99) + lost(1)),
+    Case(
+        "spawn-raised",
+        "rank_exception",
+        (1,),
+        raised(None, "torch.multiprocessing.spawn.ProcessRaisedException: ", "launch.py")
+        + "\n-- Process 1 terminated with the following error:\n"
+        + raised(None, "ValueError: bad label"),
+    ),
+    Case(
+        "spawn-raised-old",
+        "cuda_oom",
+        (2,),
+        raised(None, "Exception: ", "launch.py")
+        + "\n-- Process 2 terminated with the following error:\n"
+        + raised(None, "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ),
+    Case(
+        "spawn-killed",
+        "rank_killed",
+        (3,),
+        raised(None, "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGKILL"),
+    ),
+    Case("spawn-killed-old", "rank_killed", (0,), raised(None, "Exception: process 0 terminated with signal SIGSEGV")),
+    Case(
+        "xid-lines",
+        "hardware_fault",
+        None,
+        "[ 184.3] NVRM: The NVIDIA GPU 0000:b3:00.0\n         NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+        "         NVRM: fallen off the bus and is not responding to commands.\n",
+    ),
+    Case(
+        "nccl-cuda-init",
+        "rank_exception",
+        (5,),
+        raised(
+            5,
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1197, unhandled cuda error, NCCL version 2.18.3",
+        )
+        + "[rank5]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank5]: Last error:\n[rank5]: Cuda failure 'initialization error'\n",
+    ),
+    Case("nccl-driver-gone", "unknown", None, WARN + "Cuda failure 'driver shutting down'\n"),
 )

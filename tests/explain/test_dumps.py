@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from ddp_scaffold.explain.explain import explain
 from ddp_scaffold.explain.explanation import Verdict
+from ddp_scaffold.explain.redact import redact
 
 Entry = dict[str, Any]
 Dumps = Mapping[int, Sequence[Entry]]
@@ -84,7 +86,18 @@ def write(folder: Path, dumps: Dumps, groups: Mapping[str, Sequence[int]] = {"0"
 
 
 def verdict(folder: Path) -> Verdict:
-    return explain([str(folder)])[0].verdict
+    """Return the verdict about a folder, which is also that about the copy that can be posted."""
+    found = explain([str(folder)])[0].verdict
+    with tempfile.TemporaryDirectory() as name:
+        redact([str(folder)], Path(name, "copy"))
+        copy = explain([name])[0].verdict
+    assert (copy.kind, copy.first_ranks, copy.phase, copy.confidence) == (
+        found.kind,
+        found.first_ranks,
+        found.phase,
+        found.confidence,
+    )
+    return found
 
 
 BOTH = [call(1), call(2, "broadcast", 7)]

@@ -209,6 +209,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_log_with_a_few_zeros_is_read_and_what_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_bytes(b"a\0b\n" + MISSING.encode())
+    (tmp_path / "events.out.tfevents.17.n1").write_bytes(bytes(range(8)) * 100 + b"\0" * 100)
+    answer, notes = explain([str(tmp_path)])
+    assert answer.verdict.first_ranks == (2,)
+    assert [note.rpartition("/")[2] for note in notes] == ["events.out.tfevents.17.n1 was passed over: it is no text"]
+
+
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(raised(1, "ValueError: bad \x1b]0;title\x07\x1b[2J\u202elabel\x9b31m"))
     done = command(str(tmp_path / "job.out"))

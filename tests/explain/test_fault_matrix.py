@@ -16,7 +16,8 @@ from ddp_scaffold.explain.kinds import KINDS
 
 pytest.importorskip("torch")
 pytestmark = [
-    pytest.mark.slow,  # trains on two ranks, again and again, until clocks of some seconds ring
+    # trains on two ranks, fifteen times, until clocks of some seconds ring: five minutes on two busy CPUs
+    pytest.mark.slow,  # `make test-more` and `make test-all` run it
     pytest.mark.timeout(240),
     pytest.mark.flaky(reruns=1, reason="clocks of a few seconds, on a machine that may have other work"),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 from lookalikes import OOM, T, raised, table, watchdog
 
@@ -52,6 +54,45 @@ def test_a_local_rank_without_a_table_of_its_node_is_nobody(tmp_path: Path) -> N
         tmp_path, node1=table((0, -15, T), (1, -15, T), host="n1") + table((9, -15, T), host="n3"), b=second
     )
     assert (found.kind, found.first_ranks) == ("cuda_oom", None)
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks"),
+    [
+        ("rank_1/stderr.log", (1,)),
+        ("rank-12/node/stderr.log", (12,)),
+        ("job_rank3_stderr.txt", (3,)),
+        ("logs/rank_0003.log", (3,)),
+        ("SIGKILL of rank_1-gloo/job.out", None),
+        ("two_rank_1/job.out", None),
+        ("rank_1_and_2/job.out", None),
+        ("frank_1/job.out", None),
+        ("rank_1.old/job.out", None),
+    ],
+)
+def test_only_a_file_or_a_whole_folder_with_the_name_of_a_rank_gives_it(
+    place: str, ranks: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(raised(None, "KeyError: 'x'"))
+    found = explain([str(tmp_path)])[0].verdict
+    assert (found.kind, found.first_ranks) == ("rank_exception", ranks)
+
+
+@pytest.mark.parametrize(
+    "form", ["step {step}/{total} [rank{rank}]", "[rank{rank}]: step {step}/{total}", "{rank}: step {step}/{total}"]
+)
+def test_the_last_steps_of_ranks_that_write_to_one_file_by_turns(form: str, tmp_path: Path) -> None:
+    totals = (120, 120, 100)
+    lines = [
+        f"2026-11-30 04:00:{step % 60:02d},123 " * (form[0] != "{")
+        + form.format(step=step, total=totals[rank], rank=rank)
+        for step in range(60, 101)
+        for rank in (0, 1, 2)
+    ]
+    found = verdict(tmp_path, a="\n".join(lines) + "\n" + watchdog(0, 55) + watchdog(1, 55))
+    assert (found.kind, found.first_ranks) == ("uneven_inputs", (2,))
 
 
 def test_a_timeout_that_was_set_and_did_not_fire_is_named(tmp_path: Path) -> None:

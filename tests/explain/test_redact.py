@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -10,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from ddp_scaffold._errors import UsageError
+from ddp_scaffold.explain import flight_recorder
 from ddp_scaffold.explain.explain import explain
 from ddp_scaffold.explain.redact import redact
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lookalikes import CASES, Case
+from test_dumps import call, write
 
 PRIVATE = """\
 host      : gpu-a07.cs.uni-x.edu
@@ -40,7 +44,7 @@ KEPT = (
 
 def test_all_that_is_private_goes(tmp_path: Path) -> None:
     (tmp_path / "job-gpu-a07.log").write_text(PRIVATE)
-    (copy,) = redact([str(tmp_path / "job-gpu-a07.log")], tmp_path / "copy")
+    (copy,), _ = redact([str(tmp_path / "job-gpu-a07.log")], tmp_path / "copy")
     text = copy.read_text()
     assert not re.search(SECRETS, str(copy.relative_to(tmp_path)) + text), text
     assert '/train.py", line 88' in text
@@ -50,7 +54,7 @@ def test_all_that_is_private_goes(tmp_path: Path) -> None:
 
 def test_what_a_verdict_stands_on_stays(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(KEPT.encode() + b"\xff\xfe broken\n")
-    (copy,) = redact([str(tmp_path / "a.log")], tmp_path / "copy")
+    (copy,), _ = redact([str(tmp_path / "a.log")], tmp_path / "copy")
     assert copy.read_bytes() == KEPT.encode() + b"\xff\xfe broken\n"
 
 
@@ -59,7 +63,7 @@ def test_one_host_has_one_name_in_all_files(tmp_path: Path) -> None:
     logs.mkdir()
     (logs / "rank0.log").write_text("late news of n17 and n18\n")
     (logs / "rank1.log").write_text("heartbeat rank=1 host=n17 phase=train\nheartbeat rank=2 host=n18 phase=train\n")
-    texts = [[copy.read_text() for copy in redact([str(logs)], tmp_path / name)] for name in ("one", "two")]
+    texts = [[copy.read_text() for copy in redact([str(logs)], tmp_path / name)[0]] for name in ("one", "two")]
     assert texts[0] == texts[1]
     assert texts[0][0] == "late news of host-1 and host-2\n"
     assert "host=host-1 phase" in texts[0][1]
@@ -71,9 +75,62 @@ def test_links_and_fifos_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("private\n")
     (logs / "link.log").symlink_to(tmp_path / "outside")
     os.mkfifo(logs / "fifo.log")
-    (logs / "dump").write_bytes(b"\x80\x02\0")
+    (logs / "rank_0").write_bytes(b"\x80\x02\0")
+    (logs / "model.bin").write_bytes(b"\0\1\2")
     (logs / "a.log").write_text("x\n")
-    assert [copy.name for copy in redact([str(logs)], tmp_path / "copy")] == ["a.log"]
+    copies, notes = redact([str(logs)], tmp_path / "copy")
+    assert [copy.name for copy in copies] == ["a.log"]
+    assert [re.sub(r".*/(\S+) was.*", r"\1", note) for note in notes] == ["fifo.log", "link.log", "model.bin", "rank_0"]
+
+
+HASH = "0f" * 20  # torch names groups so
+
+
+def test_a_dump_is_written_anew_with_the_names_that_the_logs_have(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    entry = call(3, state="started", group="7")
+    entry["frames"][1]["filename"] = "/home/jsmith/secret project/train.py"
+    entry |= {"process_group": (HASH, "secret-project-encoder"), "thread_name": "jsmith on gpu-a07"}
+    write(logs, {0: [entry], 1: [entry]}, {HASH: (0, 1)})
+    config = {HASH: {"name": HASH, "desc": "secret-project-encoder", "ranks": "[0, 1]"}}
+    record = {"entries": [entry], "pg_config": config, "hostname": "gpu-a07", "one": [entry] * 2}
+    (logs / "nccl_trace_rank_0").write_bytes(pickle.dumps(record, protocol=2))
+    (logs / "rank_1.json").write_text(json.dumps(record))
+    (logs / "job.log").write_text(f"{PRIVATE}[rank0]: [PG ID 1 PG GUID 7(secret-project-encoder) Rank 0] waits\n")
+    copies, notes = redact([str(logs)], tmp_path / "copy")
+    assert (len(copies), notes) == (4, ())
+    by_name = {copy.name: copy for copy in copies}
+    for copy in copies:
+        assert not re.search(SECRETS, copy.read_bytes().decode(errors="replace")), copy
+    kept = flight_recorder.plain(by_name["nccl_trace_rank_0"].read_bytes(), "copy")
+    assert isinstance(kept, dict)
+    assert kept["entries"][0]["process_group"] == (HASH, "group-1")
+    assert kept["pg_config"] == {HASH: {"name": HASH, "desc": "group-1", "ranks": "[0, 1]"}}
+    torch, own = kept["entries"][0]["frames"]
+    assert torch["filename"] == "/env/torch/distributed/distributed_c10d.py"
+    assert (own["name"], own["line"], own["filename"].rpartition("/")[2]) == ("main", 88, "train.py")
+    host = re.search(r"host      : ([\w-]+)", by_name["job.log"].read_text())
+    assert host
+    assert host[1] == kept["hostname"].partition(".")[0]
+    assert json.loads(by_name["rank_1.json"].read_text())["hostname"] == kept["hostname"]
+    assert "PG GUID 7(group-1) Rank 0" in by_name["job.log"].read_text()
+    assert kept["one"][0] is kept["one"][1]
+
+
+def test_a_dump_within_itself_and_one_that_calls_code_are_left_out(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    endless: dict[str, object] = {"entries": []}
+    endless["entries"] = [endless]
+    logs.mkdir()
+    (logs / "rank_0").write_bytes(pickle.dumps(endless, protocol=2))
+    (logs / "rank_1").write_bytes(pickle.dumps({"entries": [Path("x")]}, protocol=2))
+    (logs / "a_2.json").write_text('{"entries": "no list", "host": "gpu-a07"}')
+    copies, notes = redact([str(logs)], tmp_path / "copy")
+    assert [copy.read_text() for copy in copies] == ['{"entries": "no list", "host": "host-1"}']
+    assert [note.partition(" was left out: ")[2][:30] for note in notes] == [
+        "its containers are deeper with",
+        f"{logs}/rank_1 is no"[:30],
+    ]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -88,7 +145,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_copy_has_the_same_verdict(case: Case, tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text(case.log)
-    (copy,) = redact([str(tmp_path / "job.log")], tmp_path / "copy")
+    (copy,), _ = redact([str(tmp_path / "job.log")], tmp_path / "copy")
     one, other = (explain([str(path)])[0].verdict for path in (tmp_path / "job.log", copy))
     assert (one.kind, one.first_ranks, one.phase, one.confidence) == (
         other.kind,

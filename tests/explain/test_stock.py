@@ -12,7 +12,8 @@ from ddp_scaffold.explain.explain import explain
 
 pytest.importorskip("torch")
 pytestmark = [
-    pytest.mark.slow,  # eight times torchrun with three ranks, some until a timeout of eight seconds
+    # eight times torchrun with three ranks, some until a timeout of eight seconds: two minutes on two busy CPUs
+    pytest.mark.slow,  # `make test-more` and `make test-all` run it
     pytest.mark.timeout(120),
     pytest.mark.flaky(reruns=1, reason="timeouts of a few seconds, on a machine that may have other work"),
 ]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "jobset.sigs.k8s.io"
-BRIDGE, NET = "k8stbr0", "10.79.0"
+BRIDGE, NET, SECOND, NET6 = "k8stbr0", "10.79.0", "10.80.0", "fd79"
 STATE = Path(os.environ["K8S_STANDIN"])
 
 
@@ -64,8 +64,18 @@ def pods_of(run: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------ pods
 
 
+def network() -> str:
+    """What pods have: eth0 with IPv4; `v6`: with IPv6 alone; `two`: beside it net1, in another network."""
+    file = STATE / "network"
+    return file.read_text() if file.exists() else ""
+
+
 def namespace(index: int) -> str:
-    return f"k8s-pod{index}"
+    return f"k8s-pod{network()}{index}"
+
+
+def address(index: int) -> str:
+    return f"{NET6}::{11 + index}" if network() == "v6" else f"{NET}.{11 + index}"
 
 
 def ip(*words: str) -> None:
@@ -78,12 +88,18 @@ def network_up(count: int) -> None:
         ip("addr", "add", f"{NET}.1/24", "dev", BRIDGE)
         ip("link", "set", BRIDGE, "up")
     for index in range(count):
-        name, link = namespace(index), f"vk-{index}"
+        name, link = namespace(index), f"vk{network()}-{index}"
         if not Path("/run/netns", name).exists():
             ip("netns", "add", name)
             ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("link", "set", link, "master", BRIDGE, "up")
-            ip("-n", name, "addr", "add", f"{NET}.{11 + index}/24", "dev", "eth0")
+            length, *way = ("/64", "nodad") if network() == "v6" else ("/24",)
+            ip("-n", name, "addr", "add", f"{address(index)}{length}", "dev", "eth0", *way)
+            if network() == "two":
+                ip("link", "add", f"{link}b", "type", "veth", "peer", "name", "net1", "netns", name)
+                ip("link", "set", f"{link}b", "master", BRIDGE, "up")
+                ip("-n", name, "addr", "add", f"{SECOND}.{11 + index}/24", "dev", "net1")
+                ip("-n", name, "link", "set", "net1", "up")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
 
@@ -133,7 +149,7 @@ def start(job_set: dict[str, Any], index: int, attempt: int) -> tuple[dict[str, 
     message.touch()
     hosts = STATE / "hosts"
     with hosts.open("a") as file:  # the record of a pod is there once it has an address
-        file.write(f"{NET}.{11 + index} {host}.{run} {host}\n")
+        file.write(f"{address(index)} {host}.{run} {host}\n")
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     shm = next(each["emptyDir"]["sizeLimit"] for each in spec["volumes"] if each["name"] == "shm")
     size = (STATE / "shm").read_text() if (STATE / "shm").exists() else shm.removesuffix("i")

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from jinja2 import FileSystemLoader, StrictUndefined
-from jinja2.sandbox import SandboxedEnvironment
 from launch_helpers import environment
 from manifests import job_of, pod_of, problems, read
+from question_helpers import refusal
 
 from ddp_scaffold.presets import load
 
@@ -44,7 +42,15 @@ EVERYTHING: dict[str, Any] = {
                 "pod_annotations": {"networks": '[{"name": "eth1"}]\n  evil: "\'{{ x }}', "a/b": "yes"},
                 "node_selector": {"gpu": "h100", "pool": "true"},
                 "capabilities": ["IPC_LOCK"],
-                "host_paths": {"/usr/local/nvidia": "/home/kubernetes/bin/nvidia", "/etc/fabric": "/etc/fabric"},
+                "host_paths": {"/usr/local/nvidia": "/home/kubernetes/bin/nvidia", "/dev/fabric": "/dev/fabric"},
+                "sidecar": {
+                    "name": "daemon",
+                    "image": "r.example.org/daemon:1",
+                    "command": ["/bin/sh", "-c", "exec 'daemon' --name=\"a: b\" # {{ x }}"],
+                    "env": {"A": "b: 'c'"},
+                    "capabilities": ["NET_ADMIN"],
+                    "host_paths": {"/hostsysfs": "/sys"},
+                },
             }.items()
         },
     },
@@ -101,6 +107,13 @@ def test_what_the_answers_and_the_preset_say(render: Callable[..., Path]) -> Non
     paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
     mounts = {each["mountPath"]: paths.get(each["name"]) for each in container["volumeMounts"]}
     assert mounts["/usr/local/nvidia"] == "/home/kubernetes/bin/nvidia"
+    written = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert written == {"/runs", "/dev/shm", "/dev/fabric"}
+    (sidecar,) = pod["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("daemon", "Always")
+    assert sidecar["command"] == ["/bin/sh", "-c", "exec 'daemon' --name=\"a: b\" # {{ x }}"]
+    assert sidecar["env"] == [{"name": "A", "value": "b: 'c'"}]
+    assert {each["mountPath"]: paths[each["name"]] for each in sidecar["volumeMounts"]} == {"/hostsysfs": "/sys"}
     assert {"emptyDir": {"medium": "Memory", "sizeLimit": "100Gi"}, "name": "shm"} in pod["volumes"]
     values = {each["name"]: each.get("value") for each in container["env"]}
     assert values["LAUNCH_GRACE_S"] == str(pod["terminationGracePeriodSeconds"]) == "120"
@@ -144,25 +157,11 @@ TAKEN = {
 }
 
 
-def refusal(name: str, value: Any) -> str:
-    """What the validator of a question says, as copier asks it."""
-    questions = {}
-    for file in ("cluster", "kubernetes"):
-        questions |= yaml.safe_load((ROOT / "templates/questions" / f"{file}.yml").read_text())
-    options = yaml.safe_load((ROOT / "copier.yml").read_text().split("\n---\n")[0])["_envops"]
-    options["undefined"] = StrictUndefined
-    loader = FileSystemLoader(ROOT)
-    env = SandboxedEnvironment(
-        loader=loader, extensions=["jinja2_ansible_filters.AnsibleCoreFiltersExtension"], **options
-    )
-    context = {"known": {"scheduler": "kubernetes"}, "nodes": 2, "qos": "", name: value}
-    return env.from_string(questions[name]["validator"]).render(context).strip()
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_hostile_answers_are_refused(name: str) -> None:
-    assert [value for value in REFUSED[name] if not refusal(name, value)] == []
-    assert {value: refusal(name, value) for value in TAKEN.get(name, []) if refusal(name, value)} == {}
+    known = {"scheduler": "kubernetes"}
+    assert [value for value in REFUSED[name] if not refusal(name, value, known)] == []
+    assert {value: refusal(name, value, known) for value in TAKEN.get(name, []) if refusal(name, value, known)} == {}
 
 
 def test_copier_asks_the_validators(render: Callable[..., Path]) -> None:

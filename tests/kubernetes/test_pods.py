@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,14 +106,20 @@ def test_a_lost_node_is_a_restart(cluster: Cluster, project: Path) -> None:
 
 
 def test_a_run_is_stopped_and_goes_on_under_its_name(cluster: Cluster, project: Path) -> None:
-    cluster.begin(project, "stopped", "--plan", "wait")
+    cluster.begin(project, "stopped", "--plan", "wait,done", "--note", "two words")
     ready(project / "runs/stopped", 0, 2)
     done = cluster.kube(project, "stop", "stopped")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attempt 0 ended, stopped: signal SIGTERM" in done.stdout
     assert not cluster.pods("stopped")
-    again = cluster.kube(project, "resume", "stopped", "--image", "r.example.org/x:1", "--plan", "done")
+    said = "[kube] stopped has ended; launch/kube.py resume stopped --image r.example.org/x:1 --plan wait,done "
+    assert f"{said}--note 'two words' goes on from its newest checkpoint" in done.stderr  # the JobSet is gone
+    words = shlex.split(done.stderr.partition("launch/kube.py ")[2].partition(" goes on")[0])
+    again = cluster.kube(project, *words[:4], "--plan", "done", *words[6:])
     assert again.returncode == 0, again.stdout + again.stderr
+    printed = cluster.kube(project, "resume", "stopped", "--dry-run")
+    assert json.loads(printed.stdout)["items"], printed.stderr
+    assert cluster.kube(project, "log", "stopped").returncode == 0, "what is only printed leaves the run as it is"
     assert cluster.kube(project, "submit", "--name", "stopped", "--image", "x", "--plan", "done").returncode == 78
 
 

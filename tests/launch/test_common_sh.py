@@ -389,6 +389,26 @@ def test_master_address(bash: Bash, tmp_path: Path, known: str, domain: str, exp
     assert bool(done.stderr) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("known", "expected", "said"),
+    [
+        ("n1-fast", "n1-fast", ""),
+        ("n1", "n1", "n1-fast cannot be resolved here: taking n1"),
+        ("n1.site.org", "n1.site.org", "n1 cannot be resolved here, n1.site.org can"),
+        ("other", "n1", "warning: n1 cannot be resolved on"),
+    ],
+)
+def test_the_plain_name_stands_in_for_that_of_a_fast_network(
+    bash: Bash, tmp_path: Path, known: str, expected: str, said: str
+) -> None:
+    fake(tmp_path, "getent", KNOWN.format(hosts=known))
+    fake(tmp_path, "hostname", '[ "$*" = -d ] && echo site.org')
+    done = bash("master_address n1-fast n1")
+    assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
+    assert said in done.stderr
+    assert bool(done.stderr) == bool(said)
+
+
 def test_master_address_without_a_domain(bash: Bash, tmp_path: Path) -> None:
     fake(tmp_path, "getent", "exit 2")
     fake(tmp_path, "hostname", "echo hostname: no such option >&2; exit 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from ddp_scaffold.cli import app
+
+Tool = Callable[..., None]  # the fixture `tool`
 
 
 def run(*args: str) -> tuple[int, str]:

@@ -137,6 +137,7 @@ FINE: dict[str, dict[str, Any]] = {
     },
     "account": {"account": fact({"required": True, "pattern": "p[0-9]+", "example": "p1"})},
     "suffix": {"master_addr": fact("first-host-suffix"), "master_suffix": fact(".cluster")},
+    "address of a suffix": {"master_addr": fact("first-host-ip"), "master_suffix": fact(".cluster")},
     "lines for other nodes": {"env": [ENV | {"max_nodes": 1}, ENV | {"min_nodes": 2}]},
     "lines for other partitions": {"env": [ENV | {"partition": "a"}, ENV | {"partition": "b"}]},
     "lines for other GPUs": {"env": [ENV | {"gpu": "B200"}, ENV | {"gpu": "GB200"}]},

@@ -49,7 +49,7 @@ def cases() -> list[Any]:
     found: list[Any] = []
     for name, preset in PRESETS.items():
         scheduler = preset.scheduler.value
-        if scheduler in ("none", "kubernetes"):  # pods are begun by tests/kubernetes
+        if scheduler in ("none", "kubernetes", "skypilot"):  # tests/kubernetes and tests/skypilot begin these
             continue
         own = preset.launcher.value
         launchers = ["srun", "torchrun"] if scheduler == "slurm" and own != "ibrun" else [own]
@@ -315,6 +315,18 @@ def test_the_host_of_a_container_may_have_its_new_python_under_another_name(prep
 
 
 @pytest.mark.slow  # the same path with another text, or a job of 16 ranks more
+@pytest.mark.slow
+def test_a_node_without_a_name_on_the_fast_network_is_found_by_its_own(prepare: Start) -> None:
+    sandbox, run = prepare(("jsc-jupiter", "srun", "bare"))
+    getent = sandbox.root / "bin" / "getent"
+    getent.write_text(getent.read_text().replace("-interconnect-1", "-no-such-name"))
+    ended = run()
+    assert ended.code == 0, ended.output
+    name = f"{sandbox.nodes[0]}-interconnect-1.jupiter.internal"
+    assert f"{name} cannot be resolved here: taking {sandbox.nodes[0]}" in ended.output
+    assert {env["MASTER_ADDR"] for env in ended.ranks["train"]} == {"10.0.0.1"}
+
+
 @pytest.mark.slow
 def test_an_image_without_more_packages_is_started_and_that_is_said(prepare: Start) -> None:
     sandbox, run = prepare(LUMI)

@@ -44,10 +44,12 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
         ),
         ("ncar-derecho", {"account": "a", "partition": "main", "modules": "cuda conda"}, ["torch", "plugin"]),
         ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Stages/2026 PyTorch/2.9.1"}, []),
+        ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Stages/2026 PyTorch/2.10.0"}, []),
+        ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Python/3.13.5"}, ["torch"]),
         ("isambard-ai", {"partition": "workq", "modules": "cray-python brics/nccl"}, ["torch"]),
         ("isambard-ai", {"partition": "workq", "modules": "cray-python"}, ["torch", "plugin"]),
         ("runpod-slurm", {}, []),
-        ("nebius-soperator", {}, ["python", "torch"]),
+        ("nebius-soperator", {}, []),
         ("nebius-soperator", {"container_image": "a.sqsh"}, []),
         ("lambda-1cc", {}, []),
     ],
@@ -145,3 +147,11 @@ def test_a_partition_of_other_nodes_names_the_answers_that_fit() -> None:
         "gpu-h100 has 2 GPUs a node, not 3: --set gpus_per_node=2 --set cpus_per_task=48"
     ]
     assert needs(facts("tacc-lonestar6", gpus_per_node=2, **given)) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_another_version_of_a_module_provides_the_same(path: Any) -> None:
+    """The versions are the default answer's, and what `add` says."""
+    listed = [need["value"] for need in yaml.safe_load(path.read_text()).get("needs", ())]
+    names = [need["name"] for need in listed if need["by"] == "module" and "name" in need]
+    assert [name for name in names if name.rpartition("/")[2][:1].isdigit()] == []

@@ -72,7 +72,7 @@ def test_all_problems_at_once(broken: Path) -> None:
     with pytest.raises(load.PresetError) as caught:
         load.load_preset(broken)
     assert {(problem.field, problem.reason) for problem in caught.value.problems} == {
-        ("scheduler.value", "must be 'none', 'slurm', 'pbs' or 'kubernetes'"),
+        ("scheduler.value", "must be 'none', 'slurm', 'pbs', 'kubernetes' or 'skypilot'"),
         ("gpus_per_node.value", "must be a valid integer"),
         ("launcher.source", "is missing"),
         ("colour", "is not a known field"),

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pexpect
 import pytest
 import yaml
-from preset_helpers import run
+from preset_helpers import Tool, run
 
 from ddp_scaffold.presets import load, probe
 
@@ -63,37 +62,6 @@ GPU[0]\t\t: Device Name: AMD Instinct MI250X
 GPU[0]\t\t: GUID: 1
 GPU[1]\t\t: Device Name: AMD Instinct MI250X
 """
-
-Tool = Callable[..., None]
-
-
-@pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """`tool("sinfo", text)` puts a stand-in on the PATH, which holds nothing else, that prints the text.
-
-    With several texts, the arguments decide: `tool("scontrol", **{"show config": ..., "show partition": ...})`.
-    `script=` gives its lines instead. The current directory is empty.
-    """
-    directory, work = tmp_path / "bin", tmp_path / "work"
-    directory.mkdir()
-    work.mkdir()
-    monkeypatch.chdir(work)
-    monkeypatch.setenv("PATH", str(directory))
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "SCRATCH"):
-        monkeypatch.delenv(name, raising=False)
-
-    def make(name: str, text: str | bytes = "", *, script: str = "", **texts: str) -> None:
-        cases = ""
-        for number, (words, content) in enumerate({"": text, **texts}.items()):
-            output = tmp_path / f"{name}.{number}.txt"
-            output.write_bytes(content if isinstance(content, bytes) else content.encode())
-            cases += f"'{words}'*) exec /bin/cat '{output}' ;;\n" if words else ""
-        last = script or (f"exec /bin/cat '{tmp_path / f'{name}.0.txt'}'" if not texts else "exit 1")
-        path = directory / name
-        path.write_text(f'#!/bin/sh\n# A stand-in for {name}.\ncase "$*" in\n{cases}*) {last} ;;\nesac\n')
-        path.chmod(0o755)
-
-    return make
 
 
 @pytest.fixture
@@ -172,7 +140,9 @@ def test_on_a_machine_without_a_scheduler(tool: Tool, name: str, text: str, acce
     assert data["gpus_per_node"]["source"].endswith(" on this machine")
     other = {"nvidia-smi": "rocm-smi", "rocm-smi": "nvidia-smi"}[name]
     absent = ["sinfo", "scontrol", other, "ip"]
-    assert sorted(data["not_found"]) == sorted(f"{word}: not installed here" for word in absent)
+    python = "python: there is no python3 on this machine, and projects need 3.10"
+    index = ["torch_index: which index of pip has a build of torch for this machine's ROCm"] * (accelerator == "rocm")
+    assert sorted(data["not_found"]) == sorted([*(f"{word}: not installed here" for word in absent), python, *index])
 
 
 @pytest.mark.usefixtures("tool")
@@ -255,6 +225,31 @@ def test_hostile_output_reaches_no_field(tool: Tool, line: str) -> None:
     data = yaml.safe_load(written)
     assert {limit["value"]["name"] for limit in data["limits"]} <= {"gpu", "ok", "a", "zz"}
     assert os.listdir() == ["acme.yml"]
+
+
+@pytest.mark.parametrize("text", ["", "NomPartition=gpu ÉTAT=EN_PANNE\n", "slurm_load_partitions: Erreur\n"])
+def test_what_cannot_be_read_is_named(tool: Tool, text: str) -> None:
+    """Neither "no GPUs" nor "no limit" follows from it."""
+    tool("sinfo", text)
+    tool("scontrol", text)
+    data = made()
+    assert not {"gpus_per_node", "partition", "limits"} & set(data)
+    lines = data["not_found"]
+    assert "gpus_per_node: what sinfo on the login node prints cannot be read" in lines
+    assert "limits: what scontrol show partition on the login node prints cannot be read" in lines
+    assert "ÉTAT" not in Path("acme.yml").read_text()
+
+
+@pytest.mark.parametrize("end", [-1, -3, -18])
+def test_a_line_that_is_cut_off_tells_nothing(tool: Tool, end: int) -> None:
+    """A time of 2-00:00:00 may end as 2-00:00, and 64 CPUs as 6."""
+    tool("sinfo", SINFO[: SINFO.index("visual") + end])
+    tool("scontrol", **{"show config": CONFIG, "show partition -o": PARTITIONS[: PARTITIONS.index(" MinNodes=2") - 2]})
+    data = made()
+    assert data["gpus_per_node"]["value"] == 4  # of the line before it
+    assert [limit["value"]["name"] for limit in data["limits"]] == ["cpu"]
+    for title in ("sinfo", "scontrol show partition"):
+        assert f"{title}: what it prints is cut off here" in data["not_found"]
 
 
 def test_output_that_is_no_text(tool: Tool) -> None:
@@ -371,7 +366,7 @@ def test_json() -> None:
     code, text = run("init", "acme", "--json")
     assert code == 0
     result = json.loads(text)
-    assert set(result) == {"version", "file", "extends", "found", "limits", "not_found", "next"}
+    assert set(result) == {"version", "file", "extends", "found", "limits", "storage", "needs", "not_found", "next"}
     assert result["file"] == str(Path("acme.yml").absolute())
     assert result["found"]["gpus_per_node"]["verified_on"] == TODAY.isoformat()
     assert result["next"] == ["ddp-scaffold new DEST --preset ./acme.yml"]
@@ -482,6 +477,8 @@ def test_on_a_terminal_the_open_fields_are_asked(dialog: Any) -> None:
             "Interface for NCCL on compute nodes (ip addr on the login node shows eth0,": "$(reboot)",
             "should match pattern": "hsn",
             "Must a job name an account": "y",
+            "Modules that a job loads (there is no python3 on the login node,": "$(reboot)",
+            "should match pattern '^[A-Za-z0-9_+]": "GCC/13.3.0 Python/3.12.3",
             "Internet on compute nodes": "n",
             "choose one of open, nat, proxy, none": "",
             "Directory for caches": "/scratch/$USER",
@@ -492,6 +489,7 @@ def test_on_a_terminal_the_open_fields_are_asked(dialog: Any) -> None:
     data = yaml.safe_load(Path("acme.yml").read_text())
     values = {name: fact["value"] for name, fact in data.items() if isinstance(fact, dict)}
     assert (values["launcher"], values["gpu_request"], values["nccl_socket_ifname"]) == ("torchrun", "gres", "hsn")
+    assert values["modules"] == ["GCC/13.3.0", "Python/3.12.3"]
     assert (values["account"], values["scratch"]) == ({"required": True}, "/scratch/$USER")
     assert data["launcher"]["source"] == "answered when this file was made"
     assert data["launcher"]["confidence"] == "seen"
@@ -513,6 +511,7 @@ def test_on_a_terminal_without_a_scheduler_found(dialog: Any) -> None:
             "How a job asks for GPUs": "none",
             "Interface for NCCL on compute nodes (NCCL chooses if it is left open)": "",
             "Must a job name an account": "no",
+            "Modules that a job loads": "",
             "Internet on compute nodes": "proxy",
             "Directory for caches": "",
         },
@@ -542,6 +541,7 @@ def test_pbs_is_answered(dialog: Any) -> None:
             "How a job asks for GPUs": "",
             "Interface for NCCL": "",
             "Must a job name an account": "",
+            "Modules that a job loads": "",
             "Internet on compute nodes": "",
             "Directory for caches": "",
         },

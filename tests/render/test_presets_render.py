@@ -128,7 +128,7 @@ def options(text: str) -> set[str]:
 
 # ------------------------------------------------------------------------------------------------------- each project
 def test_it_has_the_script_of_its_scheduler(case: Case, preset: Preset, project: Path) -> None:
-    batch = {"slurm": "train.sbatch", "pbs": "train.pbs", "none": None, "kubernetes": None}[preset.scheduler.value]
+    batch = {"slurm": "train.sbatch", "pbs": "train.pbs"}.get(preset.scheduler.value)
     script = batch_script(project)
     assert (script.name if script else None) == batch
     if script is not None:

@@ -343,6 +343,26 @@ def test_a_full_disk_is_named_with_what_is_left_of_it(
     assert re.fullmatch(named + r"\d+ MB left\)", problem), problem
 
 
+def test_a_disk_of_any_size_costs_no_more_than_the_checkpoint_that_does_not_fit(project: Path, tmp_path: Path) -> None:
+    """A real file system that is full after every 24 kB in turn; the one that was written before is loaded."""
+    script = Path(__file__).with_name("full_disk_script.py")
+    alone = ["unshare", "--user", "--map-root-user", "--mount"] if os.geteuid() else ["unshare", "--mount"]
+    if subprocess.run([*alone, "mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody but root mount, not even in a namespace")
+    inside = f"mount -t tmpfs -o size=8m tmpfs {tmp_path} && exec {sys.executable} {script} {tmp_path}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DDP_")}
+    environment |= {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*alone, "sh", "-c", inside], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    newest = 1
+    for step, (free_kb, written, at, whole) in enumerate(rows, 1):
+        newest = step if written else newest
+        assert (at, whole) == (newest, True), (free_kb, done.stderr)
+        assert written or f"checkpoint of step {step} not written: OSError: [Errno 28] No space left" in done.stderr
+    assert [rows[1][1], rows[-1][1]] == [False, True], rows
+
+
 def test_what_a_killed_writer_of_this_host_has_left_goes_at_once(part: Part, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     host = socket.gethostname()

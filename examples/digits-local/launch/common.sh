@@ -247,8 +247,8 @@ use_caches() {
   fi
 }
 
-# master_address HOST: how the other nodes find it. Slurm may know a host by a short name that compute nodes cannot
-# resolve; with this host's DNS domain they can.
+# master_address HOST [OTHER]: how the other nodes find it. Slurm may know a host by a short name that compute nodes
+# cannot resolve; with this host's DNS domain they can. OTHER is its plain name, where HOST is that of a fast network.
 master_address() {
   local domain
   if ! command -v getent >/dev/null || getent hosts "$1" >/dev/null; then
@@ -259,6 +259,9 @@ master_address() {
   if [ -n "$domain" ] && getent hosts "$1.$domain" >/dev/null; then
     say "$1 cannot be resolved here, $1.$domain can"
     printf '%s\n' "$1.$domain"
+  elif [ "${2:-$1}" != "$1" ]; then
+    say "$1 cannot be resolved here: taking $2"
+    master_address "$2"
   else
     say "warning: $1 cannot be resolved on $this_host"
     printf '%s\n' "$1"

@@ -53,8 +53,12 @@ def test_the_launcher_is_found_and_what_is_half_set_is_refused() -> None:
     assert launcher.detect(slurm | address).local_world_size == 2
     # In a batch script without srun, a plain process must not take itself for one rank of many.
     assert launcher.detect({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}).world_size == 1
+    # SkyPilot runs a command on each node, and starts no ranks.
+    sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
+    assert launcher.detect(sky | torchrun | address).launcher == "torchrun"
+    assert launcher.detect(sky | {"SKYPILOT_NUM_NODES": "1"}).launcher == "none"
     out_of_range, no_number = {"RANK": "4"}, {"LOCAL_RANK": "x"}
-    for wrong in ({"RANK": "1"}, torchrun, torchrun | address | out_of_range, torchrun | address | no_number):
+    for wrong in ({"RANK": "1"}, sky, torchrun, torchrun | address | out_of_range, torchrun | address | no_number):
         with pytest.raises(ConfigError):
             launcher.detect(wrong)
 

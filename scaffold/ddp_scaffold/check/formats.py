@@ -77,6 +77,7 @@ def as_sarif(checked: Checked) -> dict[str, object]:
             "name": one.rule.name,
             "shortDescription": {"text": one.what},
             "fullDescription": {"text": f"{one.what}: {one.why}"},
+            "help": {"text": f"{one.what}: {one.why}. {SITE}docs/check.md#{one.rule.id.lower()}"},
             "helpUri": f"{SITE}docs/check.md#{one.rule.id.lower()}",
             "properties": {"severity": one.rule.severity},
         }

@@ -188,6 +188,18 @@ PYTHON: tuple[Described, ...] = (
         "each rank applies its own gradients, and the weights drift apart",
     ),
     described(
+        214,
+        "loss-reduced-before-backward",
+        "a loss that is averaged over the ranks before backward",
+        "DDP averages the gradients itself: this part's is too small by the number of ranks",
+    ),
+    described(
+        215,
+        "metric-of-one-part",
+        "validation that is shared out over the ranks, and a metric that nothing takes together",
+        "it was measured on one rank's part of the set",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -213,7 +225,22 @@ PYTHON: tuple[Described, ...] = (
         "since PyTorch 2.6 weights_only is True, and the run cannot be resumed",
     ),
     described(
-        401, "item-per-step", "item() of the loss at every step", "the CPU waits for the GPU, and cannot run ahead"
+        306,
+        "each-node-saves",
+        "a file that the first rank of each node writes",
+        "on a file system that the nodes share, they write the same file at the same time",
+    ),
+    described(
+        307,
+        "old-removed-first",
+        "an old checkpoint that is removed before the new one is there",
+        "a kill in between leaves neither",
+    ),
+    described(
+        401,
+        "item-per-step",
+        "item() of the loss at every step, or a test of it",
+        "the CPU waits for the GPU, and cannot run ahead",
     ),
     described(402, "norm-per-parameter", "a wait for the GPU for each parameter", "hundreds of waits a step"),
     described(403, "norm-on-cpu", "each gradient copied to the CPU", "24 times slower a step on an H200"),
@@ -234,6 +261,39 @@ PYTHON: tuple[Described, ...] = (
         "DDP decides in forward, so the gradients are reduced all the same",
     ),
     described(
+        410,
+        "rank-0-preparation",
+        "clustering, fitting or preparing data on rank 0, while the others wait in a collective",
+        "the GPUs of the others do nothing meanwhile, until the timeout of the collective in which they wait",
+    ),
+    described(
+        411, "workers-of-all-cpus", "as many loader workers on each rank as the node has CPUs", "they take turns"
+    ),
+    described(
+        412,
+        "collective-per-value",
+        "a collective for each of several logged values, at every step",
+        "each costs the ranks a round trip",
+    ),
+    described(
+        413,
+        "synchronize-per-step",
+        "torch.cuda.synchronize() or empty_cache() at every step",
+        "the CPU waits for the GPU, and cannot run ahead",
+    ),
+    described(
+        414,
+        "accumulation-without-no-sync",
+        "a reduction at each backward pass, where the optimizer steps at every n-th only",
+        "n - 1 of n reductions are for nothing",
+    ),
+    described(
+        415,
+        "group-per-call",
+        "a process group that is made again and again",
+        "each holds memory and connections until the end",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",
@@ -241,6 +301,12 @@ PYTHON: tuple[Described, ...] = (
     ),
     described(
         502, "variable-too-late", "a variable that is set after the group was made", "it is read when the group is made"
+    ),
+    described(
+        503,
+        "seed-before-spawn",
+        "a seed in the process that starts the ranks by mp.spawn",
+        "the ranks are new processes, which do not inherit it: two runs with one seed differ",
     ),
     described(601, "unread-file", "a file that could not be read as Python 3", "nothing in it was checked"),
     described(
@@ -273,6 +339,51 @@ PYTHON: tuple[Described, ...] = (
         "global-rank-as-device",
         "the rank among all nodes as the number of a GPU",
         "it works on one node only: the second has no such GPU",
+    ),
+    described(
+        608,
+        "equal-seeds",
+        "one seed on all ranks, where the data set draws augmentations",
+        "worker k of every rank draws the same augmentations, and dropout the same masks",
+    ),
+    described(
+        609,
+        "all-ranks-download",
+        "a data set that every rank downloads into one folder",
+        "a rank may read what another one has not finished writing",
+    ),
+    described(
+        610,
+        "local-rank-option",
+        "an option `--local_rank` without `--local-rank`",
+        "torch.distributed.launch passes the second since PyTorch 2.0, and torchrun none",
+    ),
+    described(
+        611,
+        "each-rank-resumes",
+        "each rank that looks for the checkpoint itself, on several nodes",
+        "where it is not seen, ranks begin anew while the others go on",
+    ),
+    described(
+        612,
+        "folder-race",
+        "a folder that every rank makes if it does not see it",
+        "all but the first of those that look at the same time fail",
+    ),
+    described(
+        613, "all-ranks-log", "a run of TensorBoard or W&B that every rank opens", "each step is in it once a rank"
+    ),
+    described(
+        614,
+        "all-ranks-prepare",
+        "a file, as a cache, that every rank makes if it does not see it",
+        "a rank may read what another one is writing",
+    ),
+    described(
+        615,
+        "rendezvous-file-left",
+        "ranks that meet in a file which nothing removes",
+        "the next run reads the addresses of one that died",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from .._errors import UsageError
 from . import rules
 from .files import SourceFile, collect
 from .findings import Finding, Rule
-from .shell.files import check_scripts
 from .shell.rules import SCRIPTS
 
 SITE = "https://github.com/ddp-scaffold/ddp-scaffold/blob/main/"
@@ -50,14 +50,15 @@ def all_rules() -> list[rules.Described]:
 
 def check(paths: Sequence[str | Path], selection: Selection) -> Checked:
     """Read files and folders, and return what the rules find. Raises UsageError for a path that does not exist."""
-    from .python import findings as check_python  # reads trees of Python: not needed for --help
+    from .processes import found_in  # reads trees of Python: not needed for --help
     from .python import without_collection
 
     files = collect(paths)
     by_path = {file.path: file for file in files}
     wanted = {one.rule.id for one in all_rules() if selection.has(one.rule)}
     with without_collection():
-        found = [*check_scripts(files), *check_python(files)]
+        found = found_in(files)
+        gc.freeze()  # the trees of many files are not looked through again before the process ends
     kept = sorted(
         replace(one, docs=SITE + one.docs)
         for one in set(found)

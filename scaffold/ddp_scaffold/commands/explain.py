@@ -99,11 +99,13 @@ def _redact(paths: Sequence[str], directory: Path, as_json: bool) -> None:
     from ..explain.redact import redact
 
     try:
-        written = redact(paths, directory)
+        written, notes = redact(paths, directory)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}.", "Name what can be read, and a new folder.") from error
     if as_json:
         _output.say_json({"version": 1, "files": [str(file) for file in written]})
-        return
-    _output.say(f"{len(written)} files in {directory}, without names, paths and secrets that are known as such.")
-    _output.say("Read them before you post them.")
+    else:
+        _output.say(f"{len(written)} files in {directory}, without names, paths and secrets that are known as such.")
+        _output.say("Read them before you post them.")
+    for note in notes[:10]:
+        _output.note(note)

@@ -1,8 +1,8 @@
 """`ddp-scaffold presets init`: a preset file for the user's own cluster, from what this machine and the user tell.
 
 `--json` prints one object (version 1): {"version", "file", "extends", "found": {field: {"value", "source",
-"confidence", "verified_on"}}, "limits": [the same], "not_found": [texts], "next": [one command]}. Keys may be added;
-none is renamed within version 1.
+"confidence", "verified_on"}}, "limits": [the same], "storage": [the same], "needs": [the same], "not_found": [texts],
+"next": [one command]}. Keys may be added; none is renamed within version 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from .._errors import file_path
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the cluster; the file becomes NAME.yml.")],
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Look at this machine: sinfo, scontrol, nvidia-smi, ip.")
+        bool,
+        typer.Option(
+            "--probe/--no-probe", help="Look at this machine: sinfo, kubectl, nvidia-smi, python3, module and the like."
+        ),
     ] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     output: Annotated[
@@ -35,7 +38,8 @@ def init(
 
     This machine is looked at first; on a terminal you are then asked for what is still open, and an empty answer
     leaves it so. Best run on a node of the cluster inside a job; a login node does not know the compute nodes'
-    interfaces. Nothing is sent anywhere, and no file is written over.
+    interfaces. Where kubectl answers, it is the cluster of its current context that is described. Nothing is sent
+    anywhere else, and no file is written over.
 
     Exit codes: 0 done; 1 the file is there already or cannot be written; 2 wrong usage.
     """

@@ -79,6 +79,8 @@ def new(
       Kubernetes: nodes gpus_per_node cpus_per_task partition container_image
                   kubernetes_kind kubernetes_namespace runs_claim memory
                   shm_size grace_s tolerations secret pull_secret
+      SkyPilot: nodes gpus_per_node sky_infra sky_accelerator use_spot
+                network_tier disk_gb runs_store sky_secrets grace_s
       with --into-existing: source_folder command
       preset, by name: --preset (`ddp-scaffold presets list`)
       model, by name: adversarial-diffusion causal-lm classifier custom

@@ -11,7 +11,8 @@ from ..presets.facts import provided_by
 # What starts a training, the scheduler's script before the one that runs on this machine.
 STARTS = {"launch/train.sbatch": "sbatch", "launch/train.pbs": "qsub", "launch/torchrun.sh": "bash"}
 KUBE = "launch/kube.py"  # submits to Kubernetes, whose pods have the image's Python
-STARTED = (".sh", ".sbatch", ".pbs", KUBE)  # how the names of scripts end
+SKY = "launch/train.sky.yaml"
+STARTED = (".sh", ".sbatch", ".pbs", KUBE, SKY)  # how the names of scripts end
 VENV = "python3 -m venv .venv"
 
 
@@ -20,6 +21,8 @@ def next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], fa
     known = facts.get("known") or {}
     if KUBE in scripts:
         return [f"cd {shlex.quote(dest)}", *_with_pods(str(answers["container_image"]))]
+    if SKY in scripts:
+        return [f"cd {shlex.quote(dest)}", *_with_skypilot(answers)]
     if not answers.get("container_image"):
         steps = _in_venv(facts, answers)
     else:
@@ -32,6 +35,16 @@ def _with_pods(image: str) -> list[str]:
     image = shlex.quote(image)
     build = f"docker build --file launch/Dockerfile --tag {image} . && docker push {image}"
     return [VENV, "source .venv/bin/activate", "python -m pip install PyYAML", build, f"{KUBE} submit"]
+
+
+def _with_skypilot(answers: Mapping[str, Any]) -> list[str]:
+    """SkyPilot, in an environment of its own: its dependencies are nobody else's. The job makes that of training."""
+    cloud = str(answers.get("sky_infra") or "").partition("/")[0]
+    extra = {"": "all", "k8s": "kubernetes"}.get(cloud, cloud)
+    steps = ["python3 -m venv ~/sky-venv", "source ~/sky-venv/bin/activate"]
+    steps += [f"python -m pip install 'skypilot[{extra}]>=0.14,<0.15'", f"sky check {cloud}".strip()]
+    secrets = [f"--secret {name}" for name in str(answers.get("sky_secrets") or "").split()]
+    return [*steps, " ".join(["sky jobs launch", *secrets, SKY])]
 
 
 def _in_venv(facts: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:

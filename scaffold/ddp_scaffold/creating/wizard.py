@@ -20,7 +20,12 @@ from ..template.render import Rendered, SuggestionRefused, example_name, refuse_
 
 # A preset's value decides these. Of partition and QoS it holds only a default: the right one depends on the job.
 DECIDED = ("launcher", "gpus_per_node", "cpus_per_task", "modules")
-GENERIC = ("generic-slurm", "generic-pbs", "generic-kubernetes")  # for a cluster that no preset names
+GENERIC = (
+    "generic-slurm",
+    "generic-pbs",
+    "generic-kubernetes",
+    "generic-skypilot",
+)  # for a cluster that no preset names
 MARK = "🎤"  # as copier's questions have
 
 Try = Callable[..., Rendered]  # render.answer without rendering: takes data, suggestions and given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .events import Event
 from .explanation import Confidence, Evidence, Verdict
 from .facts import Job
 from .flight_recorder import Collective, Dump, GroupState
@@ -115,6 +116,11 @@ def _absent(job: Job, roots: list[int], waiting: list[int], where: dict[int, Gro
         return verdict_of("unknown", None, "unknown", summary, _lines(job, where, waiting), needs=DUMPS)
     state = where.get(roots[0])
     what = f"collective {state.newest} of {_title(job, state.group)}" if state else "a send or recv"
+    left = [each for each in (*job.named["finished"], *job.named["left"]) if each.origin.rank in unseen]
+    if left and not seen:
+        summary = f"{_begin(unseen)} had left, without an error, while {name(waiting)} waited in {what}: unequal steps."
+        lines: list[Event | Evidence] = [*left[:2], *_lines(job, where, waiting[:3])]
+        return verdict_of("uneven_inputs", unseen, "likely", summary, lines)
     if seen:
         summary = f"{_begin(seen)} never issued {what}; {name(waiting)} waited for it."
         last = next(_last(dump) for dump in job.dumps if dump.rank == seen[0])
@@ -124,9 +130,9 @@ def _absent(job: Job, roots: list[int], waiting: list[int], where: dict[int, Gro
         summary = f"{_begin(unseen)} left no dump, and all others wait in {what}: it never came, or was gone."
     ranks = seen or unseen
     needs = [f"the stack (py-spy dump) or the log of {name(roots)}"]
-    lines = _lines(job, where, [*seen[:3], *waiting[:3]])
+    evidence = _lines(job, where, [*seen[:3], *waiting[:3]])
     sure: Confidence = "certain" if seen and not unseen else "likely"
-    return verdict_of("missing_rank", ranks, sure, summary, lines, needs=needs)
+    return verdict_of("missing_rank", ranks, sure, summary, evidence, needs=needs)
 
 
 def _last(dump: Dump) -> str:

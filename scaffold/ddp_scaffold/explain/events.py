@@ -105,6 +105,20 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
     ),
+    _r("rank_exit", "crashed with exit code", r"\bRank (?P<r>\d{1,6}) crashed with exit code (?P<x>-?\d+)"),  # Composer
+    _r(  # Open MPI
+        "rank_exit",
+        "noticed that process rank",
+        r"noticed that process rank (?P<r>\d{1,6}) with PID \S+ on node \S+ exited on signal (?P<signal>\d{1,2})",
+        wraps=True,
+    ),
+    _r(  # Intel MPI
+        "rank_exit",
+        "RUNNING AT",
+        r"\bRANK (?P<r>\d{1,6}) PID \d+ RUNNING AT \S+?\s*=\s*"
+        r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|EXIT STATUS: (?P<x>\d+))",
+        wraps=True,
+    ),
     _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
     _r(
         "submitit",
@@ -197,7 +211,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "hardware_fault",
-        "uncorrectable|Unable to determine the device handle|has fallen off the bus|unspecified launch failure on",
+        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on",
         r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus",
     ),
     _s(
@@ -211,9 +225,19 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
-    _s("rank_killed", "ActorDiedError|RayActorError|actor died unexpectedly"),
+    _s(
+        "rank_killed",
+        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
+    ),
+    _s("rank_killed", "terminated with signal", r"(?i)\bprocess \d+ terminated with signal SIG"),  # of mp.spawn
     _s(
         "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
+    ),
+    _s(  # a context of CUDA is one process's: the error is of the rank that reports it, be it by the watchdog's thread
+        "rank_exception",
+        "illegal memory access|device-side assert|unspecified launch failure|misaligned address|an illegal instruction",
+        r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:an illegal memory access|device-side assert|unspecified launch"
+        r" failure|misaligned address|an illegal instruction)",
     ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
@@ -282,6 +306,8 @@ SIGNS: tuple[Sign, ...] = (
         r"peer access is not supported|P2P.{0,20}(?:failed|error)|Could not enable P2P|peer mapping"
         r" resources exhausted",
     ),
+    # NCCL tells of a call to CUDA in its own process; those at the end of a process come of another failure
+    _s("rank_exception", "Cuda failure", r"Cuda failure (?:\d+ )?'(?!driver shutting down|context is destroyed)"),
     # what a generated project says at the start
     _s("rendezvous_failed", "did not start within", r"^error: ranks \[[\d, ]+\] did not start within \d+"),
     _s(
@@ -299,9 +325,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "network_unreachable",
-        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|network error",
-        r"Call to connect (?:timeout|failed)|Connect to \S+ failed|ibv_modify_qp failed with (?:error"
-        r" )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries",
+        r"socket(?:Start|Poll)Connect: exceeded retries|Call to connect (?:timeout|failed)|Connect to \S+ failed"
+        r"|ibv_modify_qp failed with (?:error )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
     ),
     _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
@@ -309,7 +335,8 @@ SIGNS: tuple[Sign, ...] = (
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
-        "|Connection refused|SIGTERM|store->get",
+        "|Connection refused|SIGTERM|store->get"
+        "|RendezvousClosedError|RendezvousGracefulExitError",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
@@ -320,6 +347,10 @@ EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: 
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
+# What Python prints above the traceback of an exception that ends nothing: in a destructor, in a handler of a log.
+HARMLESS = re.compile(rb"Exception ignored in|--- Logging error ---")
+SPAWNED = re.compile(r"(?i)\bprocess (?P<index>\d{1,4}) terminated with (?:signal SIG|exit code|the following error)")
+HELPER = re.compile(r"multiprocessing/resource_tracker\.py$")  # a process that only tidies up behind the others
 STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
 
 
@@ -392,6 +423,8 @@ class Reader:
             yield self._event("raised", hit.number, line, {"type": line.body.split(":")[0]})
 
     def _event(self, name: str, number: int, line: Line, values: Mapping[str, str]) -> Event:
+        if line.origin == Origin() and (spawned := SPAWNED.search(line.text)):
+            line = replace(line, origin=Origin(local_rank=int(spawned["index"])))
         text = (line.body if line.origin.rank is None else line.text).strip()[:LONGEST_TEXT]
         return Event(name, self.file, number, text, line.origin, line.clock, line.collected, values)
 
@@ -451,12 +484,24 @@ class Reader:
                     return
                 continue
             self.taken.update({hit.number, hit.number + offset})
-            yield self._exception(hit.number + offset, part, found, frames, hit.after(310)[offset : offset + 6])
+            if any(HARMLESS.search(raw) for raw in hit.before(1)) or (frames and HELPER.search(frames[-1]["path"])):
+                return
+            more = hit.after(310)[offset : offset + 6]
+            yield self._exception(hit.number + offset, part, found, frames, hit.before(2), more)
             return
 
     def _exception(
-        self, number: int, line: Line, found: re.Match[str], frames: list[re.Match[str]], more: Sequence[bytes]
+        self,
+        number: int,
+        line: Line,
+        found: re.Match[str],
+        frames: list[re.Match[str]],
+        before: Sequence[bytes],
+        more: Sequence[bytes],
     ) -> Event:
+        for above in before:  # mp.spawn repeats the traceback of a process, below a line that names it
+            if line.origin == Origin() and (spawned := SPAWNED.search(decode(above))):
+                line = replace(line, origin=Origin(local_rank=int(spawned["index"])))
         follow = " ".join(parse(decode(raw)).body for raw in more if b"Traceback" not in raw)
         own = [frame for frame in frames if "site-packages" not in frame["path"] and "/lib/python" not in frame["path"]]
         values = {"type": found["type"]}
@@ -464,7 +509,8 @@ class Reader:
             last = (own or frames)[-1]
             values["at"] = f"{last['path']}:{last['at']}"
         values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
-        if any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]:
+        child = any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]
+        if child or any(b"terminated with the following error" in raw for raw in more):
             values["launcher"] = "1"
         text = line.body.strip()
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
@@ -477,11 +523,14 @@ STEP = re.compile(
     rb"(?i)\b(?:global_step|steps?|iter(?:ation)?s?|batch(?:es)?)\b[ \t:=\[#]{1,3}(\d{1,9})(?: ?/ ?(\d{1,9}))?"
 )
 MOST_STEPS = 64  # lines with a step that are looked at: that many ranks may write to one file
+TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d[.,]?\d*")
+RANK_BYTES = re.compile(rb"\[(?:rank|default)?\d+\]")
 
 
 def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
     """Yield the last step that each rank has printed, by the end of a log that has so many lines."""
     seen: set[Origin] = set()
+    begins: set[tuple[bytes, ...]] = set()  # what stands before a step, without the time: of a rank it is alike
     looked = 0
     for offset, raw in enumerate(reversed(tail.split(b"\n"))):
         found = STEP.search(raw)
@@ -490,6 +539,10 @@ def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
         looked += 1
         if looked > MOST_STEPS:
             return
+        begin = (TIME_OF_DAY.sub(b"", raw[: found.start()]), *RANK_BYTES.findall(raw, found.start()))
+        if begin in begins and b"\r" not in raw:
+            continue
+        begins.add(begin)
         line = parse(decode(raw))
         if line.origin not in seen:
             seen.add(line.origin)

@@ -71,6 +71,7 @@ class Job:
     """Everything that the input tells, by rank."""
 
     timeouts: list[Timeout] = field(default_factory=list)
+    reported: set[tuple[int | None, str]] = field(default_factory=set)  # ranks and collectives of `timeouts`
     counts: dict[str, dict[int, Counts]] = field(default_factory=lambda: defaultdict(dict))  # group -> rank -> counts
     failures: list[tuple[str, int | None, Event]] = field(default_factory=list)  # kind, rank
     consequences: list[tuple[int | None, Event]] = field(default_factory=list)
@@ -153,7 +154,7 @@ def _rank(event: Event, local: LocalRanks, *, tasks_are_ranks: bool) -> int | No
     if event.name in {"sign", "thread_ended"} and (found := WATCHDOG_RANK.search(event.text)):
         return int(found[1])
     if (
-        event.name in {"elastic_row", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
+        event.name in {"elastic_row", "rank_exit", "lightning", "timeout", "group_status", "heartbeat_of_rank"}
         and "r" in event.values
     ):
         return int(event.values["r"])
@@ -178,7 +179,8 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
     if event.name == "timeout":
         sizes = (int(values["nin"]), int(values["nout"])) if "nin" in values else None
         entry = Timeout(rank, event, values["op"], event.number("seq"), sizes, event.number("to"), event.number("ran"))
-        if not any(old.rank == rank and old.collective == entry.collective for old in job.timeouts):
+        if (rank, entry.collective) not in job.reported:
+            job.reported.add((rank, entry.collective))
             job.timeouts.append(entry)
     elif event.name == "group_status" and rank is not None:
         group = values.get("guid") or values.get("short") or "0"
@@ -186,6 +188,9 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
     elif event.name == "elastic_row":
         job.exits.append(Exit(int(values["r"]), int(values["x"]), event))
         job.hosts.setdefault(int(values["r"]), values["host"])
+    elif event.name == "rank_exit":
+        code = int(values["x"]) if "x" in values else -int(values["signal"])
+        job.exits.append(Exit(int(values["r"]), code, event))
     elif event.name in {"sign", "exception"} or event.name == "raised":
         _take_failure(job, event, rank)
 

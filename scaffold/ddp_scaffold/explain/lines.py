@@ -10,6 +10,7 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 RANK = re.compile(r"\[rank(\d{1,6})\]:?")
 TASK = re.compile(r"^\s*(\d{1,6}):(?:\s|$)")
+TAG = re.compile(r"\[\d+,(\d{1,6})\]<std(?:err|out)>:")  # of mpirun --tag-output: its job, and the rank
 LOCAL = re.compile(r"\[(?:default)?(\d{1,4})\]:")
 GLUED_LOCAL = re.compile(r"\[(?:default)?(\d{1,4})\]:\[[EWIF] ?\w")  # behind a progress bar, say
 # Prefixes that may stand before the program's own line, in any order; each is taken off at the front.
@@ -18,6 +19,7 @@ FRONT = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?:\s+(?:stdout|stderr) [FP])?(?=[\s|])"
     r"|\([\w.]+(?: \w+=[^,)]*)?(?:,? ?\w+=[^,)]*)*\)(?=\s)"  # Ray: (Actor pid=1, ip=10.0.0.1)
     r"|\[rank\d+\]:?|\[default\d+\]:|\[\d{1,4}\]:(?=[\s\[A-Z])|\d{1,6}:(?=\s)"
+    r"|\[\d+,\d+\]<std(?:err|out)>:"
     r"|[\w.-]+ \[std(?:err|out)\]|[\w.-]+-\d+:(?=\s)|(?:node|worker|pod/)[\w./-]*[:>|](?=\s)"
     r")"
 )
@@ -32,7 +34,7 @@ MONTH_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before e
 
 @dataclass(frozen=True)
 class Origin:
-    """Who wrote a line. `rank` is global; a `local_rank` or `task` (of `srun -l`) becomes one only with more facts."""
+    """Who wrote a line. `rank` is global; a `local_rank`, or `task` of srun or mpirun, is one with more facts only."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -87,7 +89,7 @@ def parse(text: str) -> Line:
         at = front.end()
     head = text[:at]
     ranks = RANK.findall(text)
-    task, local = TASK.match(head), LOCAL.search(head) or GLUED_LOCAL.search(text)
+    task, local = TASK.match(head) or TAG.search(head), LOCAL.search(head) or GLUED_LOCAL.search(text)
     address = IP.search(head)
     host = address[1] if address else ""
     if not host and (named := HOST.match(text[at:].lstrip())):

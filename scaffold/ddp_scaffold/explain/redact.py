@@ -1,12 +1,16 @@
 """Writes a copy of logs that can be posted: what names a person, a machine or a secret is replaced, the same each time.
 
 Ranks, sequence numbers, times, operations, sizes, line numbers and the names of source files stay, so that the copy
-explains itself as the original does.
+explains itself as the original does. Flight-recorder dumps are read as the untrusted data that they are, and written
+anew as containers, text and numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +19,12 @@ from typing import BinaryIO
 
 from ddp_scaffold._errors import UsageError
 
+from .flight_recorder import MOST_BYTES, dump_of, plain
+from .sources import is_binary, is_dump_of_json
+
 PIECE = 2**20  # bytes of a line that are looked at together; a longer line is cut there
-PUBLIC = ("site-packages/", "dist-packages/", "/usr/", "/opt/", "/proc/", "/dev/", "/sys/", "/etc/")
+PACKAGES = ("site-packages/", "dist-packages/", "torch/distributed/", "torch/nn/", "torch/autograd/")
+PUBLIC = ("/usr/", "/opt/", "/proc/", "/dev/", "/sys/", "/etc/")
 LOOPBACK = {"127.0.0.1", "0.0.0.0", "::1", "::"}
 
 _SECRET = re.compile(
@@ -34,11 +42,13 @@ _MAC = re.compile(r"\b(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}\b")
 _V4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
 _V6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
 _PATH = re.compile(r"(?<![\w:/.>])~?/(?:[\w.@+%=-]+/)+[\w.@+%=-]*")
+_GROUP = re.compile(r"(\[PG (?:ID \d+ PG GUID )?\w+ ?\()([^)\n]{1,200})(\))")  # the description of a process group
 _HOME = re.compile(r"/(?:home|Users|users|u|scratch|data/home|gpfs/home|mnt/home)/([\w.-]+)")
 # where a log tells a host or a user: these are learned, and replaced wherever they stand as a word
 _HOSTS = (
     re.compile(rb"\bhost\s*[:=]\s*[\"']?([A-Za-z][\w.-]*)"),
     re.compile(rb"\"host\":\s*\"([A-Za-z][\w.-]*)\""),
+    re.compile(rb"\bhost_?name[\"']?\s*[:=]\s*[\"']?([A-Za-z][\w.-]*)"),
     re.compile(rb"(?:^|\s)([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL"),
     re.compile(rb"srun: error: ([A-Za-z][\w.-]*): tasks? "),
     re.compile(rb"\bON ([A-Za-z][\w.-]*) CANCELLED AT"),
@@ -51,6 +61,12 @@ _USERS = (
     re.compile(rb"\b(?:USER|LOGNAME|SLURM_JOB_USER|user)=[\"']?([A-Za-z][\w.-]+)"),
 )
 _COMMON = {"root", "user", "localhost", "host", "unknown", "none", "null", "rank", "node", "name", "train", "data"}
+_PUBLIC_GROUPS = {"", "default_pg", "undefined"}  # what torch itself calls groups
+_DEEPEST = 16  # containers within each other: a dump has six
+
+_KEYS = ""  # what the keys of a dump themselves stand below
+_GROUP_KEYS = frozenset({_KEYS, "name", "process_group", "desc"})  # below which the name of a process group stands
+Value = object  # of a dump: a container, text or a number
 
 
 class _Names:
@@ -84,31 +100,34 @@ class _Names:
         return self._word.sub(lambda found: self.words[found[0]], text)
 
 
-def redact(paths: Sequence[str], destination: Path) -> tuple[Path, ...]:
-    """Write copies of the text files at `paths`, and below those that are folders, to the new folder `destination`.
+def redact(paths: Sequence[str], destination: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write copies of the files at `paths`, and below those that are folders, to the new folder `destination`.
 
-    Links and whatever is no regular file are left out, and so are files that are not text (dumps, checkpoints). Returns
-    the files written. The files' names are redacted as their content is.
+    Links, whatever is no regular file, and files that are neither text nor a flight-recorder dump (checkpoints) are
+    left out. Returns the files written, and notes of what was left out. Files' names are redacted as their content is.
 
     Raises UsageError where `destination` exists or cannot be made, or nothing can be read.
     """
-    files = list(_files(paths))
+    files, notes = [], []
+    names = _Names()
+    for file, relative in _files(paths):
+        try:
+            files.append((file, relative, _learn(file, names)))
+        except (OSError, UsageError) as error:
+            notes.append(f"{file} was left out: {error.message if isinstance(error, UsageError) else error.strerror}")
     if not files:
         raise UsageError("There is no text file to redact.", "Name a log, or a folder of logs.")
-    names = _Names()
-    for file, _ in files:
-        _learn(file, names)
     try:
         destination.mkdir(parents=True)
     except FileExistsError as error:
         raise UsageError(f"{destination} exists already.", "Name a new folder: nothing is overwritten.") from error
     except OSError as error:
         raise UsageError(f"{destination} cannot be made: {error.strerror}.", "Name another folder.") from error
-    return tuple(_copy(file, relative, destination, names) for file, relative in files)
+    return tuple(_copy(file, relative, is_dump, destination, names) for file, relative, is_dump in files), tuple(notes)
 
 
 def _files(paths: Sequence[str]) -> Iterator[tuple[Path, Path]]:
-    """Each text file, and where its copy belongs. Several paths of one name get numbers."""
+    """Each file, and where its copy belongs. Several paths of one name get numbers."""
     seen: dict[str, int] = {}
     for path in map(Path, paths):
         name = path.name or "input"
@@ -119,18 +138,9 @@ def _files(paths: Sequence[str]) -> Iterator[tuple[Path, Path]]:
                 below.sort()
                 for each in sorted(found):
                     file = Path(folder, each)
-                    if _is_text(file):
-                        yield file, top / file.relative_to(path)
-        elif _is_text(path):
+                    yield file, top / file.relative_to(path)
+        else:
             yield path, top
-
-
-def _is_text(file: Path) -> bool:
-    try:
-        with _opened(file) as stream:
-            return b"\0" not in stream.read(4096)
-    except OSError:
-        return False
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -138,7 +148,7 @@ def _opened(file: Path) -> BinaryIO:
     number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(f"{file} is no regular file")
+        raise OSError(0, "it is no regular file")
     return os.fdopen(number, "rb")
 
 
@@ -148,23 +158,100 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _learn(file: Path, names: _Names) -> None:
+def _learn(file: Path, names: _Names) -> bool:
+    """Remember what a file names; tell whether it is a dump. Raises UsageError where it is neither dump nor text."""
+    with _opened(file) as stream:
+        begin = stream.read(4096)
+    is_text = not is_binary(begin)
+    if begin.startswith(b"\x80") or (begin.startswith(b"{") and is_dump_of_json(str(file))):
+        with contextlib.suppress(UsageError) if is_text else contextlib.nullcontext():
+            _rewritten(_record(file), lambda key, text: _learn_from(f"{key}={text}".encode(errors="replace"), names))
+            return True
+    if not is_text:
+        raise UsageError("it is neither text nor a flight-recorder dump", "Leave it out.")
     for piece in _pieces(file):
-        for kind, patterns in (("host", _HOSTS), ("user", _USERS)):
-            for pattern in patterns:
-                for found in pattern.findall(piece):
-                    names.learn(kind, found.decode(errors="replace").rstrip("."))
+        _learn_from(piece, names)
+    return False
 
 
-def _copy(file: Path, relative: Path, destination: Path, names: _Names) -> Path:
+def _learn_from(piece: bytes, names: _Names) -> str:
+    for kind, patterns in (("host", _HOSTS), ("user", _USERS)):
+        for pattern in patterns:
+            for found in pattern.findall(piece):
+                names.learn(kind, found.decode(errors="replace").rstrip("."))
+    return ""
+
+
+def _copy(file: Path, relative: Path, is_dump: bool, destination: Path, names: _Names) -> Path:
     parts = [names.replace_words(part) for part in relative.parts]
     target = destination.joinpath(*parts)
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as stream:
+        if is_dump:
+            record = _rewritten(_record(file), lambda key, text: _in_dump(key, text, names))
+            is_json = is_dump_of_json(str(file))
+            stream.write(json.dumps(record).encode() if is_json else pickle.dumps(record, protocol=2))
+            return target
         for piece in _pieces(file):
             text = piece.decode(errors="surrogateescape")
             stream.write(redacted(text, names).encode(errors="surrogateescape"))
     return target
+
+
+def _record(file: Path) -> Value:
+    """Return what a dump holds. Raises UsageError where it cannot be read, or is no dump."""
+    with _opened(file) as stream:
+        record = plain(stream.read(MOST_BYTES + 1), str(file))
+    dump_of(record, 0, str(file))
+    return record
+
+
+def _in_dump(key: object, text: str, names: _Names) -> str:
+    """Return what to write for a text of a dump. The name of a process group, a number or a hash, stays."""
+    if key == "filename" and text.startswith("/"):
+        return names.replace_words(_path(text, names))
+    if key in _GROUP_KEYS and re.fullmatch(r"\d+|[0-9a-f]{40}", text):
+        return text
+    return _group(text, names) if key in {"process_group", "desc"} else redacted(text, names)
+
+
+def _group(text: str, names: _Names) -> str:
+    """Return what to write for the description of a process group."""
+    if text in _PUBLIC_GROUPS or re.fullmatch(r"group-\d+", text):
+        return text
+    return names.of("group", text, lambda number: f"group-{number}")
+
+
+def _rewritten(value: Value, change: Callable[[object, str], str]) -> Value:
+    """Return a copy of a dump in which `change`, given the key below which it stands, has been made to each text.
+
+    What is shared stays shared. Raises UsageError where containers are deeper within each other than in any dump.
+    """
+    known: dict[tuple[object, object], Value] = {}
+
+    def walk(value: Value, key: object, depth: int) -> Value:
+        if isinstance(value, str):
+            place: tuple[object, object] = (key, value)
+            if place not in known:
+                known[place] = change(key, value)
+            return known[place]
+        if not isinstance(value, dict | list | tuple):
+            return value
+        if depth > _DEEPEST:
+            raise UsageError("its containers are deeper within each other than in any dump", "Leave it out.")
+        key = key if key in _GROUP_KEYS else None  # so that a list below a million keys is not copied as often
+        place = (key, id(value))
+        if place not in known:
+            if isinstance(value, dict):
+                known[place] = {
+                    walk(name, _KEYS, depth + 1): walk(item, name, depth + 1) for name, item in value.items()
+                }
+            else:
+                items = [walk(item, key, depth + 1) for item in value]
+                known[place] = items if isinstance(value, list) else tuple(items)
+        return known[place]
+
+    return walk(value, None, 0)
 
 
 def redacted(text: str, names: _Names) -> str:
@@ -178,6 +265,7 @@ def redacted(text: str, names: _Names) -> str:
             return found[0]
         return found[1] + names.of("secret", found[2], lambda number: f"secret-{number}")
 
+    text = _GROUP.sub(lambda found: found[1] + _group(found[2], names) + found[3], text)
     text = _SECRET.sub(secret, text)
     text = _LOGIN.sub(lambda found: found[1] + "user:secret" + found[3], text)
     text = _NAMED_SECRET.sub(after, text)
@@ -192,10 +280,10 @@ def redacted(text: str, names: _Names) -> str:
 
 def _path(path: str, names: _Names) -> str:
     """Keep what is public of a path (the package, or the system's folder), and the file's name."""
-    for mark in PUBLIC[:2]:
+    for mark in PACKAGES:
         if mark in path:
             return "/env/" + path[path.index(mark) :]
-    if path.startswith(PUBLIC[2:]):
+    if path.startswith(PUBLIC):
         return path
     folder, _, name = path.rpartition("/")
     home = _HOME.match(folder)

@@ -139,15 +139,17 @@ def first_named_failure(job: Job) -> Verdict | None:
     tasks = _tasks_out_of_memory(job) if kind == "host_oom_kill" else []
     ranks = tasks or _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
     ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
-    if kind in EVERY_RANK_REPORTS:
+    nobody = kind in EVERY_RANK_REPORTS or kind == "network_unreachable"  # whose line is written by either end
+    if nobody:
         ranks = []
     stated = kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS)
     confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
-    who = name(ranks) if ranks else "all ranks" if kind in EVERY_RANK_REPORTS else "a rank that the input does not name"
+    where = "between two hosts" if kind == "network_unreachable" else "all ranks"
+    who = name(ranks) if ranks else where if nobody else "a rank that the input does not name"
     summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
     if _named_ranks(event) and rank is not None:
         summary += f" {name([rank]).capitalize()} only reports it."
-    needs = [] if ranks or kind in EVERY_RANK_REPORTS or kind in START else ["which rank wrote that line"]
+    needs = [] if ranks or nobody or kind in START else ["which rank wrote that line"]
     same = [item[2] for item in job.failures if item[0] == kind and item[2] is not event]
     return verdict_of(kind, ranks or None, confidence, summary, [event, *same[:2]], phase=_phase(event), needs=needs)
 
@@ -445,7 +447,9 @@ def broken_connections(job: Job) -> Verdict | None:
     # torchrun's table has every rank but those that left with 0
     unlisted = set(range(size)) - told - {row.rank for row in job.exits} if job.exits else set()
     absent = sorted(unlisted or set(range(size)) - told)
-    if told and absent and (len(absent) <= len(told) or len(unlisted) == 1):
+    # one rank that complains does not tell how many there are, if no other has ever spoken
+    known = job.exits or job.world_size or len(told) > 1 or job.ranks >= set(absent)
+    if told and absent and known and (len(absent) <= len(told) or len(unlisted) == 1):
         ended = {row.rank for row in job.exits if row.code == -15}
         how = "did not come, until the launcher ended it" if ended & set(absent) else "left without an error of its own"
         summary = f"The others lost their connection to {name(absent)}, which {how}."
@@ -517,7 +521,7 @@ _SUMMARIES = {
     "rendezvous_failed": "the ranks did not find each other in time",
     "launcher_misconfig": "the launcher, or its variables, do not fit the program",
     "network_misconfig": "an interface, address or name of the network is wrong",
-    "network_unreachable": "a connection between hosts failed",
+    "network_unreachable": "a connection failed",
     "node_failure": "a host was lost",
     "rank_killed": "its process died; what ended it, the input does not say",
     "peer_to_peer": "GPUs of one host cannot reach each other directly",

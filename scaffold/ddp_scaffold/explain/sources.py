@@ -168,7 +168,9 @@ def _folder(top: str, notes: list[str]) -> Iterator[Source]:
                 if not stat.S_ISREG(status.st_mode):
                     notes.append(f"{path} was passed over: it is {_what(status.st_mode)}")
                     continue
-                if status.st_size and (kind := _format(path)) and not (kind == "text" and _binary(path)):
+                if status.st_size and (kind := _format(path)) == "text" and is_binary(_begin(path, 4096)):
+                    notes.append(f"{path} was passed over: it is no text")
+                elif status.st_size:
                     yield Source(path, path, kind, status.st_size)
             except OSError as error:
                 notes.append(f"{path} was passed over: {error.strerror}")
@@ -188,13 +190,17 @@ def _format(path: str) -> Format:
         return "zstd"
     if begin[:1] == b"\x80" and begin[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:  # the opcode PROTO and its number
         return "dump"
-    if begin[:1] == b"{" and DUMP_NAME.search(path) and b'"entries"' in _begin(path, 1 << 16):
-        return "dump"  # as PyTorch's debug server gives it
-    return "text"
+    return "dump" if begin[:1] == b"{" and is_dump_of_json(path) else "text"
 
 
-def _binary(path: str) -> bool:
-    return b"\0" in _begin(path, 4096)
+def is_dump_of_json(path: str) -> bool:
+    """Tell whether a JSON file is a flight-recorder dump, as PyTorch's debug server gives it."""
+    return bool(DUMP_NAME.search(path)) and b'"entries"' in _begin(path, 1 << 16)
+
+
+def is_binary(begin: bytes) -> bool:
+    """Tell whether zeros are more than a fiftieth of a file's begin: a few stand in logs too."""
+    return 50 * begin.count(0) > len(begin)
 
 
 @contextlib.contextmanager

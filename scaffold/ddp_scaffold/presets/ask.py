@@ -13,6 +13,7 @@ from .._errors import fill
 from .checks import LAUNCHERS
 from .draft import ANSWERED, NOT_KNOWN, Draft
 from .load import find
+from .probe_python import NO_MODULES
 
 REFUSED = len("Error: ")  # what typer puts before the reason
 LONG = 56  # columns of a question that leaves room for its default and an answer in the same line
@@ -21,6 +22,7 @@ REQUESTS = {
     "slurm": ("gpus-per-node", "gres", "gpus-per-task", "gpus", NOT_ASKED_FOR),
     "pbs": ("ngpus", NOT_ASKED_FOR),
 }
+SCHEDULERS = ("none", "slurm", "pbs", "kubernetes")
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,19 @@ def ask_open(draft: Draft) -> None:
     """Ask for what the draft does not hold. Raises typer.Abort if the input ends."""
     typer.echo("\nWhat is still open; an empty answer leaves it so, or takes the one in [ ].")
     if "scheduler" not in draft.facts:
-        _ask(draft, Ask("scheduler", "Scheduler", ("none", "slurm", "pbs"), "none"))
+        _ask(draft, Ask("scheduler", "Scheduler", SCHEDULERS, "none"))
     scheduler = draft.value("scheduler")
     if scheduler == "none":
         _ask(draft, Ask("scratch", "Directory for caches, like /scratch/$USER"))
+        return
+    if scheduler == "kubernetes":
+        for question in (
+            Ask("partition", "Local queue of Kueue"),
+            Ask("gpus_per_node", "GPUs on each node", number=True),
+            Ask("cpus_per_task", "CPU cores for each GPU", number=True),
+        ):
+            if draft.value(question.field) is None:
+                _ask(draft, question)
         return
     launchers = LAUNCHERS[scheduler]
     place = "Queue" if scheduler == "pbs" else "Partition"
@@ -57,11 +68,12 @@ def ask_open(draft: Draft) -> None:
         Ask("gpu_request", "How a job asks for GPUs", requests, requests[0]),
         Ask("nccl_socket_ifname", f"Interface for NCCL on compute nodes{_seen(draft)}"),
         Ask("account", "Must a job name an account", ("yes", "no")),
+        Ask("modules", f"Modules that a job loads{_pythons(draft)}"),
         Ask("internet", "Internet on compute nodes", ("open", "nat", "proxy", "none")),
         Ask("scratch", "Directory for caches, like /scratch/$USER or $SCRATCH"),
     ]
     for question in questions:
-        if draft.value(question.field) is None:
+        if draft.value(question.field) is None and not (question.field == "modules" and NO_MODULES in draft.not_found):
             _ask(draft, question)
         if question.field == "partition":
             _ask_longest_time(draft)
@@ -89,7 +101,10 @@ def _ask_longest_time(draft: Draft) -> None:
 def settle(draft: Draft) -> None:
     """Choose the preset that the draft extends, and make the fields fit it that depend on the scheduler."""
     scheduler = draft.value("scheduler") or "none"
-    draft.extends = {"none": "local", "slurm": "generic-slurm", "pbs": "generic-pbs"}[scheduler]
+    bases = {"none": "local", "slurm": "generic-slurm", "pbs": "generic-pbs", "kubernetes": "generic-kubernetes"}
+    draft.extends = bases[scheduler]
+    if draft.value("accelerator") == "rocm" and scheduler == "kubernetes":
+        draft.extends = "generic-kubernetes-amd"
     if scheduler == "pbs":
         draft.add("launcher", "mpiexec", "PBS has no launcher of its own; MPI's is what its sites use", "inferred")
         if find(draft.extends) is None:
@@ -102,6 +117,12 @@ def _limited(draft: Draft) -> str:
     """Return the partitions that were found, for a question, as many as fit into its line."""
     names = ", ".join(dict.fromkeys(limit["value"]["name"] for limit in draft.limits))
     return f" ({textwrap.shorten(names, 40, placeholder=' ...')})" if names else ""
+
+
+def _pythons(draft: Draft) -> str:
+    """Return which modules of Python there are if python3 is too old, for a question."""
+    lines = [line for line in draft.not_found if line.startswith("python: ")]
+    return f" ({lines[0].removeprefix('python: ')})" if lines else ""
 
 
 def _seen(draft: Draft) -> str:
@@ -142,6 +163,8 @@ def _value(question: Ask, text: str) -> Any:
         if not text.isdecimal() or not text.isascii() or len(text) > 6:
             raise ValueError("that is not a whole number")
         return int(text)
+    if question.field == "modules":
+        return text.split()
     if question.field == "account":
         return {"required": text == "yes"}
     return None if question.field == "gpu_request" and text == NOT_ASKED_FOR else text

@@ -14,12 +14,15 @@ LAUNCHERS = {
     "slurm": ("srun", "torchrun", "ibrun"),
     "pbs": ("mpiexec",),
     "kubernetes": ("torchrun",),
+    "skypilot": ("torchrun",),
 }
 # What pods alone have.
 OF_PODS = (
     *("gpu_resource", "pod_resources", "pod_annotations", "node_selector"),
-    *("tolerations", "capabilities", "host_paths"),
+    *("tolerations", "capabilities", "host_paths", "sidecar"),
 )
+# What SkyPilot alone is asked for.
+OF_SKYPILOT = ("sky_infra", "sky_accelerator", "sky_spot", "sky_multi_node", "sky_network_tier", "sky_store")
 
 # What one option of Slurm is called in short: a site forbids it under either name.
 SHORT = {
@@ -74,6 +77,9 @@ def contradictions(preset: Preset) -> Iterator[tuple[str, str]]:
     for name in OF_PODS:
         if scheduler != "kubernetes" and getattr(preset, name) is not None:
             yield name, "is not used: only Kubernetes has pods"
+    for name in OF_SKYPILOT:
+        if scheduler != "skypilot" and getattr(preset, name) is not None:
+            yield name, "is not used: only SkyPilot rents"
     container = preset.container.value if preset.container else None
     if container and not any("{image}" in word for word in [*container.srun_flags, *container.command]):
         yield "container.value", "no word holds {image}: the image that is asked for would not be used"
@@ -161,11 +167,11 @@ def _account(preset: Preset) -> Iterator[tuple[str, str]]:
 
 
 def _network(preset: Preset) -> Iterator[tuple[str, str]]:
-    by_suffix = preset.master_addr is not None and preset.master_addr.value == "first-host-suffix"
-    if by_suffix and preset.master_suffix is None:
+    rule = preset.master_addr.value if preset.master_addr else "first-host"
+    if rule == "first-host-suffix" and preset.master_suffix is None:
         yield "master_suffix", "is missing: master_addr is first-host-suffix"
-    if preset.master_suffix is not None and not by_suffix:
-        yield "master_suffix", "is not used: master_addr is not first-host-suffix"
+    if preset.master_suffix is not None and rule == "first-host":
+        yield "master_suffix", "is not used: master_addr is neither first-host-suffix nor first-host-ip"
 
 
 def _environment(preset: Preset) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .load import load_preset
-from .schema import Fact, Limit, Preset
+from .load import find, load_preset
+from .schema import Fact, Limit, Need, Preset, Text
 
 NOT_KNOWN = "not known when this file was made"
 ANSWERED = "answered when this file was made"
@@ -29,6 +29,8 @@ class Draft:
     keywords: list[str] = field(default_factory=list)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: list[dict[str, Any]] = field(default_factory=list)
+    storage: list[dict[str, Any]] = field(default_factory=list)
+    needs: list[dict[str, Any]] = field(default_factory=list)
     not_found: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Any:
@@ -38,13 +40,14 @@ class Draft:
     def add(self, name: str, value: Any, source: str, confidence: str = "probed") -> None:
         """Take in a value. Raises ValueError, with the reason, if the schema does not allow it."""
         fact = {"value": value, "source": source, "confidence": confidence, "verified_on": self.today}
-        kind: Any = Fact[Limit] if name == "limits" else Preset.model_fields[name].annotation
+        lists = {"limits": (Fact[Limit], self.limits), "storage": (Fact[Text], self.storage)}
+        kind: Any = lists[name][0] if name in lists else Preset.model_fields[name].annotation
         try:
             TypeAdapter(kind).validate_python(fact)
         except ValidationError as error:
             raise ValueError("; ".join(sorted({details["msg"] for details in error.errors()}))) from error
-        if name == "limits":
-            self.limits.append(fact)
+        if name in lists:
+            lists[name][1].append(fact)
         else:
             self.facts[name] = fact
 
@@ -54,6 +57,12 @@ class Draft:
             self.add(name, value, source, confidence)
         except ValueError:
             self.missing(f"{name}: what {source} shows cannot be used")
+
+    def need(self, value: dict[str, Any], source: str, confidence: str = "probed") -> None:
+        """Take in who provides something that a job needs."""
+        fact = {"value": value, "source": source, "confidence": confidence, "verified_on": self.today}
+        TypeAdapter(Fact[Need]).validate_python(fact)
+        self.needs.append(fact)
 
     def missing(self, line: str) -> None:
         """Note what was looked for in vain, once."""
@@ -79,7 +88,9 @@ def content(draft: Draft) -> str:
         "verified_on": draft.today,
         "status": "community",
         **ordered,
+        "storage": draft.storage,
         "limits": draft.limits,
+        "needs": draft.needs and [*draft.needs, *_other_needs(draft)],
         "not_found": draft.not_found,
     }
     kept = {name: value for name, value in data.items() if value not in ([], None)}
@@ -88,6 +99,18 @@ def content(draft: Draft) -> str:
         "# then `ddp-scaffold presets check` this file. What it leaves out comes from the preset that it extends.\n"
     )
     return head + yaml.dump(kept, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=116)
+
+
+def _other_needs(draft: Draft) -> list[dict[str, Any]]:
+    """Return what the preset that the draft extends says of other needs: a list takes the place of the one it has."""
+    path = find(draft.extends)
+    base = load_preset(path) if path else None
+    known = {fact["value"]["what"] for fact in draft.needs}
+    return [
+        {**fact.model_dump(exclude_none=True), "verified_on": fact.verified_on or base.verified_on}
+        for fact in (base.needs if base else [])
+        if base and fact.value.what not in known
+    ]
 
 
 def write(draft: Draft, path: Path) -> Preset:

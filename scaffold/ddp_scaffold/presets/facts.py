@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .schema import Limit, Preset
 
 OLD_DAYS = 365  # older facts come with a warning
+EXAMPLE_STORE = re.compile(r"[a-z0-9]+://my-bucket/.*|my-volume")  # the default answer of runs_store
 SHOWN = 4  # so many limits; `presets show` prints all
 HOW = {
     "torchrun": "srun starts one torchrun on each node",
@@ -85,6 +87,10 @@ def needs(facts: Mapping[str, Any]) -> list[str]:
         submit, option = ("qsub", "-A ") if pbs else ("sbatch", "--account=")
         example = account.get("example") or "NAME"
         found.append(f"an account (--set account=..., or {submit} {option}{example} for each job)")
+    if known.get("scheduler") == "skypilot" and EXAMPLE_STORE.fullmatch(str(facts.get("runs_store") or "")):
+        found.append(
+            "a bucket or volume of yours for runs (--set runs_store=s3://NAME/FOLDER, or launch/train.sky.yaml)"
+        )
     return found + _too_many_gpus(facts) + _unprovided(facts)
 
 
@@ -169,6 +175,8 @@ def _launcher(preset: Preset) -> str:
         return "torchrun starts the ranks, without a scheduler"
     if preset.scheduler.value == "kubernetes":
         return "kubernetes: torchrun starts the ranks of each pod"
+    if preset.scheduler.value == "skypilot":
+        return "skypilot: torchrun starts the ranks of each node that it rents"
     return f"{preset.scheduler.value}: {HOW[preset.launcher.value]}"
 
 

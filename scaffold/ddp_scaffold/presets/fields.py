@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import Account, Container, EnvLine, Fact, Hang, Limit, Need, Preemption, Preset, Script, UserEnvironment
+from .schema import (
+    Account,
+    Container,
+    EnvLine,
+    Fact,
+    Hang,
+    Limit,
+    Need,
+    Preemption,
+    Preset,
+    Script,
+    Sidecar,
+    UserEnvironment,
+)
 
 # Every field but those that stand above the groups.
 GROUPS = {
@@ -19,7 +32,10 @@ GROUPS = {
     ),
     "pods": (
         *("gpu_resource", "pod_resources", "pod_annotations", "node_selector", "tolerations"),
-        *("capabilities", "host_paths"),
+        *("capabilities", "host_paths", "sidecar"),
+    ),
+    "what SkyPilot rents": (
+        *("sky_infra", "sky_accelerator", "sky_spot", "sky_multi_node", "sky_network_tier", "sky_store"),
     ),
     "network": ("master_addr", "master_suffix", "nccl_socket_ifname", "gloo_socket_ifname", "internet"),
     "environment": ("env_scripts", "env"),
@@ -106,6 +122,8 @@ def text(value: Any) -> str:
         ]
     elif isinstance(value, UserEnvironment):
         parts = [value.image, f"view {value.view}"]
+    elif isinstance(value, Sidecar):
+        parts = [f"{value.name}: {value.image}", " ".join(value.command), f"capabilities: {text(value.capabilities)}"]
     elif isinstance(value, Script):
         parts = [value.path, f"on {nodes(value.min_nodes, None)} nodes" if value.min_nodes > 1 else ""]
     else:

@@ -42,6 +42,8 @@ class Made:
             "extends": draft.extends,
             "found": draft.facts,
             "limits": draft.limits,
+            "storage": draft.storage,
+            "needs": draft.needs,
             "not_found": draft.not_found,
             "next": self.next,
         }
@@ -57,7 +59,7 @@ def make(name: str, output: Path | None, *, probe: bool, ask: bool) -> Made:
     shown: set[str] = set()
     if ask:
         _show(draft, shown)
-        shown = {*draft.facts, *draft.not_found, "limits"}
+        shown = {*draft.facts, *draft.not_found, "limits", "needs"}
         ask_open(draft)
     settle(draft)
     try:
@@ -112,6 +114,11 @@ def _show(draft: Draft, shown: Set[str]) -> None:
     rows = [(name, _value(fact["value"]), fact["confidence"], fact["source"]) for name, fact in facts.items()]
     if "limits" not in shown:
         rows += [("limit", _limit(fact["value"]), fact["confidence"], fact["source"]) for fact in draft.limits]
+        rows += [("storage", fact["value"], fact["confidence"], fact["source"]) for fact in draft.storage]
+    if "needs" not in shown:
+        rows += [
+            (_need(fact["value"]), _who(fact["value"]), fact["confidence"], fact["source"]) for fact in draft.needs
+        ]
     if rows:
         _output.table(("field", "value", "confidence", "source"), rows)
     missing = [line for line in draft.not_found if line not in shown]
@@ -123,7 +130,7 @@ def _show(draft: Draft, shown: Set[str]) -> None:
 
 
 def _value(value: object) -> str:
-    return text(Account(**value) if isinstance(value, dict) else value)
+    return text(Account(**value) if isinstance(value, dict) and "required" in value else value)
 
 
 def _limit(limit: dict[str, object]) -> str:
@@ -131,3 +138,12 @@ def _limit(limit: dict[str, object]) -> str:
     parts = [word.format(limit[key]) for key, word in words.items() if key in limit]
     parts += ["preemptible"] if limit.get("preemptible") else []
     return f"{limit['name']}: {', '.join(parts) or 'no limit'}"
+
+
+def _need(need: dict[str, str]) -> str:
+    return f"needs {need['what']}"
+
+
+def _who(need: dict[str, str]) -> str:
+    by = {"user": "still needed", "site": "there", "module": "a module"}.get(need["by"], need["by"])
+    return f"{by}: {need['name']}" if "name" in need else by

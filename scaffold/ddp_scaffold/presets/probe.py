@@ -1,7 +1,8 @@
-"""What this machine tells about its cluster: sinfo, scontrol, nvidia-smi, rocm-smi and ip, each asked once.
+"""What this machine tells about its cluster: sinfo, scontrol, kubectl, nvidia-smi, rocm-smi, ip, python3 and module.
 
 What they print is not trusted: only words of known form are taken from it, and the schema checks every value. GPUs and
 interfaces of a login node say nothing about compute nodes; they count inside a job, and on a machine without Slurm.
+kubectl is asked where there is no other scheduler; if its cluster answers, this machine is none of its nodes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from pathlib import Path
 
 from .. import _output
 from .draft import Draft
+from .probe_kubernetes import COMMANDS, NODES, probe_kubernetes
+from .probe_python import PYTHON, QUIETLY, SOFTWARE, probe_python
 from .probe_slurm import probe_slurm
 
 TIMEOUT_S = 10  # for all of them together: they run at the same time
 POLL_S = 0.05
-MOST = 4_000_000  # bytes of output; a command that prints more is ended
+MOST = 64_000_000  # bytes of output, those of some thousand nodes; a command that prints more is ended
 
 SLURM = {
     "sinfo": ("sinfo", "-h", "-o", "%P|%G|%c|%m|%D|%l"),
@@ -43,8 +46,16 @@ def probe_machine(draft: Draft) -> None:
     pbs = not slurm and shutil.which("pbsnodes") is not None
     here = "a compute node" if in_job else "the login node" if slurm or pbs else "this machine"
     compute = here != "the login node"
-    commands = {**SLURM, **(GPUS if compute else {}), **NETWORK}
-    said, silent = ask(commands)
+    commands = {**SLURM, **(GPUS if compute else {}), **NETWORK, **PYTHON, **(SOFTWARE if slurm or pbs else {})}
+    kubernetes = not (slurm or pbs or in_job) and shutil.which("kubectl") is not None
+    said, silent = ask({**commands, **(COMMANDS if kubernetes else {})})
+    if NODES in said:
+        probe_kubernetes(draft, said)
+        for line in silent:
+            if line.startswith(NODES.partition(" ")[0]):
+                draft.missing(line)
+        return
+    silent = [line for line in silent if line.startswith(NODES) or not line.startswith("kubectl")]
     if slurm:
         answered = [title for title in SLURM if title in said]
         source = f"{answered[0]} on {here}" if answered else f"Slurm is installed on {here}, and does not answer"
@@ -60,8 +71,10 @@ def probe_machine(draft: Draft) -> None:
         _interfaces(draft, said, here, in_job)
     if os.environ.get("SCRATCH"):
         draft.probed("scratch", "$SCRATCH", f"the variable SCRATCH is set on {here}")
+    probe_python(draft, said, silent, here, cluster=slurm or pbs)
     for line in silent:
-        draft.missing(line)
+        if line not in QUIETLY:
+            draft.missing(line)
 
 
 def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
@@ -83,7 +96,11 @@ def ask(commands: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str
                 if code is None:
                     silent.append(f"{title}: no answer within {TIMEOUT_S} s")
                 elif code == 0:
-                    said[title] = outputs[title].read_text(encoding="utf-8", errors="replace")
+                    text = outputs[title].read_text(encoding="utf-8", errors="replace")
+                    whole = text[: text.rfind("\n") + 1]  # half a number is a number, too
+                    if whole != text:
+                        silent.append(f"{title}: what it prints is cut off here")
+                    said[title] = whole
                 else:
                     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
                     silent.append(f"{title}: failed here ({ended})")

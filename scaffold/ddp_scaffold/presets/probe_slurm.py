@@ -34,10 +34,10 @@ def probe_slurm(draft: Draft, said: Mapping[str, str], here: str) -> None:
         draft.keywords = [cluster] if cluster != draft.name else []
     if "sinfo" in said:
         _nodes(draft, list(groups(said["sinfo"])), f"sinfo on {here}")
-    partitions = [
-        dict(re.findall(r"(\w+)=(\S+)", line)) for line in said.get("scontrol show partition", "").splitlines()
-    ]
-    _limits(draft, partitions, config.get("PreemptType", ""), f"scontrol show partition on {here}")
+    if "scontrol show partition" in said:
+        lines = said["scontrol show partition"].splitlines()
+        partitions = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in lines]
+        _limits(draft, partitions, config.get("PreemptType", ""), f"scontrol show partition on {here}")
     named = {limit["value"]["name"] for limit in draft.limits}
     if named and draft.value("partition") not in named:
         draft.facts.pop("partition", None)
@@ -59,6 +59,9 @@ def groups(text: str) -> Iterator[Group]:
 
 def _nodes(draft: Draft, groups: list[Group], source: str) -> None:
     """Take in the GPUs and CPUs of the nodes that have GPUs: of the default partition, the only one, or all."""
+    if not groups:
+        draft.missing(f"gpus_per_node: what {source} prints cannot be read")
+        return
     groups = [group for group in groups if group.gpus]
     if not groups:
         draft.missing(f"gpus_per_node: {source} shows no GPUs")
@@ -92,6 +95,8 @@ def _limits(draft: Draft, partitions: list[dict[str, str]], preemption: str, sou
     """Take in a limit for each partition. By priority, jobs of a partition are pushed out if another one is higher."""
     by_name = {partition.get("PartitionName", ""): partition for partition in partitions}
     partitions = [partition for name, partition in by_name.items() if NAME.fullmatch(name)]
+    if not partitions:
+        draft.missing(f"limits: what {source} prints cannot be read")
     top = max((_tier(partition) for partition in partitions), default=0)
     for partition in partitions[:MOST_LIMITS]:
         limit: dict[str, Any] = {"name": partition["PartitionName"]}

@@ -53,6 +53,12 @@ Toleration = Annotated[
     str,
     StringConstraints(pattern=rf"^{_KEY}(={_LABEL})?(:(NoSchedule|PreferNoSchedule|NoExecute))?$", max_length=400),
 ]
+# Of SkyPilot: where it may rent, and what it calls a GPU.
+Infra = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}(/[A-Za-z0-9*][A-Za-z0-9_.@:*-]{0,99}){0,2}$", max_length=250),
+]
+Accelerator = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,39}$")]
 Confidence = Literal["documented", "seen", "inferred", "probed"]
 
 
@@ -138,6 +144,17 @@ class UserEnvironment(Strict):
     view: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]+$", max_length=120)] = "default"
 
 
+class Sidecar(Strict):
+    """A container beside that of the ranks, which starts before it and ends after it (Kubernetes 1.29 and later)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    image: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][A-Za-z0-9_.:/@-]{0,254}$")]
+    command: list[Text]
+    env: dict[Variable, Text] = {}
+    capabilities: list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]] = []
+    host_paths: dict[Directory, Directory] = {}
+
+
 class Script(Strict):
     """A file of the site that sets its environment; it is sourced in the batch script, before the lines of `env`."""
 
@@ -199,8 +216,8 @@ class Preset(Strict):
 
     # Without a scheduler: torchrun. With slurm: srun (one task a GPU), torchrun (srun starts one on each node), or
     # ibrun (the same by TACC's ibrun); LAUNCHER replaces it at run time. With pbs: mpiexec (one rank a GPU). With
-    # kubernetes: torchrun, one a pod.
-    scheduler: Fact[Literal["none", "slurm", "pbs", "kubernetes"]]
+    # kubernetes: torchrun, one a pod; with skypilot: one a node.
+    scheduler: Fact[Literal["none", "slurm", "pbs", "kubernetes", "skypilot"]]
     launcher: Fact[Literal["torchrun", "srun", "ibrun", "mpiexec"]]
 
     accelerator: Fact[Literal["cuda", "rocm", "cpu"] | None] | None = None
@@ -233,9 +250,20 @@ class Preset(Strict):
     node_selector: Fact[dict[Key, Label]] | None = None
     tolerations: Fact[list[Toleration]] | None = None
     capabilities: Fact[list[Annotated[str, StringConstraints(pattern=r"^[A-Z_]{1,40}$")]]] | None = None
-    host_paths: Fact[dict[Directory, Directory]] | None = None  # where they are mounted: what they are on the node
+    # Where they are mounted: what they are on the node. Read-only, but for those below /dev.
+    host_paths: Fact[dict[Directory, Directory]] | None = None
+    sidecar: Fact[Sidecar] | None = None
 
-    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`.
+    # What SkyPilot rents: the default answers. False: there is none of it, and the answer must say so, too.
+    sky_infra: Fact[Infra | None] | None = None
+    sky_accelerator: Fact[Accelerator] | None = None
+    sky_spot: Fact[bool] | None = None
+    sky_multi_node: Fact[bool] | None = None
+    sky_network_tier: Fact[Literal["best"] | None] | None = None
+    sky_store: Fact[Literal["s3", "gs", "nebius", "volume"]] | None = None  # volume: buckets cannot be mounted
+
+    # host: the name of the first node; ip: its address; suffix: the name with `master_suffix`, else without it. With
+    # `master_suffix`, ip is the address of that name, where it can be resolved.
     master_addr: Fact[Literal["first-host", "first-host-ip", "first-host-suffix"]] | None = None
     master_suffix: Fact[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,60}$")]] | None = None
     # NCCL takes prefixes, ^ and =; gloo takes concrete names only. `route`: the interface that leads to the master.

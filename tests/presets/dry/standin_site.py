@@ -6,7 +6,9 @@ options that the real tool does not have. `site.json` beside the links says what
 
 srun        environment of tasks: https://slurm.schedmd.com/srun.html (OUTPUT ENVIRONMENT VARIABLES)
 pyxis       image variables win unless --container-env names them (github.com/NVIDIA/pyxis tests/env.bats); the working
-            directory is the image's unless --container-workdir (tests/workdir.bats, pyxis_slurmstepd.c)
+            directory is the image's unless --container-workdir (tests/workdir.bats, pyxis_slurmstepd.c); of the host,
+            only what --container-mounts names is there (github.com/NVIDIA/enroot conf/enroot.conf.in: the home
+            directory is not mounted unless the site or --container-mount-home says so)
 apptainer   host variables pass, but PATH and LD_LIBRARY_PATH; APPTAINERENV_ and SINGULARITYENV_ win
             (github.com/apptainer/apptainer-userdocs environment_and_metadata.rst); a site's script in the image's place
             of a command sets more, and runs what follows (UKGovernmentBEIS/isambard_containers, of adapt.sh)
@@ -131,7 +133,7 @@ def in_pyxis(env: dict[str, str], given: dict[str, list[str]]) -> tuple[dict[str
     project = Path.cwd()
     pairs = [mount.split(":") for value in given.get("container-mounts", []) for mount in value.split(",")]
     mounts = [pair[min(1, len(pair) - 1)] for pair in pairs]  # SRC:DST:FLAGS, or one path for both
-    mounts += [SITE["home"]] if "no-container-mount-home" not in given else []
+    mounts += [SITE["home"]] if "container-mount-home" in given else []
     there = any(project.is_relative_to(mount) for mount in mounts if mount)
     wanted = given.get("container-workdir", [SITE["image_workdir"]])[0]
     if Path(wanted) == project and not there:

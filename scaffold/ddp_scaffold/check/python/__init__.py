@@ -11,27 +11,38 @@ from pathlib import PurePosixPath
 from .. import rules
 from ..files import SourceFile
 from ..findings import Finding
-from . import costs, devices, hang, results, saves, stops
+from . import costs, devices, everywhere, hang, leaving, results, saves, seeds, stops, waiting
 from .context import Context, Found
 from .module import Module, read
+from .parts import concerns, parts_of
 from .program import Program
 
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
-RULES = (*hang.RULES, *stops.RULES, *results.RULES, *devices.RULES, *saves.RULES, *costs.RULES)
+ROOMS = (hang, leaving, waiting, stops, results, seeds, devices, saves, costs, everywhere)
+ANYWHERE = tuple(rule for room in ROOMS for rule in room.RULES)
+RULES = (*ANYWHERE, *(rule for room in ROOMS for rule in room.OF_RANKS))
 
 
-def findings(files: Sequence[SourceFile]) -> Iterator[Finding]:
+def findings(files: Sequence[SourceFile], texts: Sequence[str] | None = None) -> Iterator[Finding]:
     """Yield what is wrong in those of `files` that are Python or notebooks, which are read together as one program.
 
     Tests are read, since they show who calls what, but nothing is said about them: they have faults on purpose.
+    `texts` are those of all files, where `files` are a part of them.
     """
+    python = [file for file in files if is_python(file)]
     with without_collection():
-        modules = [read(file) for file in files if file.kind in ("python", "notebook")]
-        program = Program(modules)
+        wanted = {id(file) for part in parts_of(python) if concerns(part) for file in part}
+        modules = [read(file, outline=id(file) not in wanted) for file in python]
+        program = Program([module for module in modules if id(module.file) in wanted])
         program.connect()
-        context = Context(program)
+        context = Context(program, texts if texts is not None else [file.text for file in python])
         found = {_placed(one) for one in _found(context)} | {_placed(one) for one in _unread(modules)}
     yield from sorted(found)
+
+
+def is_python(file: SourceFile) -> bool:
+    """Tell whether a file is read by these rules."""
+    return file.kind in ("python", "notebook")
 
 
 @contextmanager
@@ -50,8 +61,9 @@ def _found(context: Context) -> Iterator[Found]:
     for module in context.program.modules:
         if is_test(module):
             continue
+        rules_here = RULES if id(module) in context.distributed else ANYWHERE
         for function in module.functions:
-            for rule in RULES:
+            for rule in rules_here:
                 try:
                     yield from rule(context, function)
                 except RecursionError:  # an expression that is nested as deeply as programs write them

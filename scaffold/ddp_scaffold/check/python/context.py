@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,18 +37,28 @@ class Found:
 class Context:
     """The program and the answers about it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, texts: Sequence[str] | None = None) -> None:
         self.program = program
+        self.texts = texts if texts is not None else [module.file.text for module in program.modules]
         self.ranks = Ranks(program)
         self.effects = Effects(program, self.ranks)
         self.doubts = Doubts(self.ranks, self.effects)
         self._named: dict[str, bool] = {}
+        self._said: dict[tuple[int, str], bool] = {}
+        self._run_by_ranks: dict[int, bool] = {}
+        self._joined: dict[int, bool] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
 
     @cached_property
     def distributed(self) -> dict[int, str]:
-        """Return the modules that wrap a model in DDP, and those that they import, each with its framework or ''."""
-        waiting = [module for module in self.program.modules if wraps_ddp(module)]
+        """Return the files that several ranks run, each with its framework or ''.
+
+        They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import.
+        """
+        wraps = [module for module in self.program.modules if wraps_ddp(module)]
+        numbers = {self.program.component[id(module)] for module in wraps}
+        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self._joins_group(m))
+        waiting = list({id(module): module for module in (*wraps, *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
         while waiting:
             module = waiting.pop()
@@ -90,7 +100,7 @@ class Context:
         """Tell whether a name stands anywhere but where it is defined: else nothing in these files calls it."""
         if name not in self._named:
             used = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
-            self._named[name] = any(used.search(module.file.text) for module in self.program.modules)
+            self._named[name] = any(used.search(text) for text in self.texts)
         return self._named[name]
 
     @cached_property
@@ -101,8 +111,24 @@ class Context:
                 found.setdefault(function.name, []).append(function)
         return found
 
+    def says(self, module: Module, pattern: re.Pattern[str]) -> bool:
+        """Tell whether a pattern is found in the text of a file, or of one that is connected with it."""
+        key = (self.program.component[id(module)], pattern.pattern)
+        if key not in self._said:
+            self._said[key] = any(pattern.search(other.file.text) for other in self.in_component(module))
+        return self._said[key]
+
+    def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
+        """Tell whether a pattern is found in the text of a file, or of one that it imports."""
+        return any(pattern.search(other.file.text) for other in (module, *self.program.imports_of(module)))
+
     def run_by_ranks(self, function: Function) -> bool:
         """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""
+        if id(function) not in self._run_by_ranks:
+            self._run_by_ranks[id(function)] = self._run_by_ranks_now(function)
+        return self._run_by_ranks[id(function)]
+
+    def _run_by_ranks_now(self, function: Function) -> bool:
         waiting, seen = [function], {id(function)}
         while waiting:
             here = waiting.pop()
@@ -114,8 +140,20 @@ class Context:
                     waiting.append(site.function)
         return False
 
+    def _joins_group(self, module: Module) -> bool:
+        """Tell whether a file makes the group, or calls a function of these files that does."""
+        for function in module.functions:
+            for call in function.calls:
+                target = self.program.called(call)
+                if call.last == INIT or (target is not None and any(c.last == INIT for c in target.calls)):
+                    return True
+        return False
+
     def _joins(self, module: Module) -> bool:
-        return wraps_ddp(module) or any(c.last == INIT for function in module.functions for c in function.calls)
+        if id(module) not in self._joined:
+            made = any(c.last == INIT for function in module.functions for c in function.calls)
+            self._joined[id(module)] = made or wraps_ddp(module)
+        return self._joined[id(module)]
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""

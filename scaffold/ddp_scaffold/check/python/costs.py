@@ -3,39 +3,246 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from .context import Context, Found
 from .devices import INIT
-from .module import Call, Function, dotted, is_constant, keyword, shown
+from .module import Call, Function, Guard, Place, dotted, is_constant, keyword, last_of, names_in, shown
+from .ranks import argument
 
+SYNCHRONIZES = {"torch.cuda.synchronize"}
+WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
+FINITE = {"torch.isnan", "torch.isinf", "torch.isfinite"}
+CHOICES = re.compile(r"self|(?:.*_)?(?:args?|cfg|config|conf|opts?|hps?|hparams|params|flags|para|[A-Z][A-Z_]+)")
+UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
+OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
+REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
 
 
 def per_step(context: Context, function: Function) -> Iterator[Found]:
-    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, a barrier."""
+    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, here or in a helper; a barrier."""
     if not context.plain(function.module):
         return
     seen: set[ast.stmt] = set()
-    steps = {c.place.loops[-1] for c in function.calls if c.last == "backward" and c.place.loops}
+    steps = {
+        c.place.loops[-1]
+        for c in function.calls
+        if c.place.loops and (c.last == "backward" or _goes_back(context, c, frozenset()))
+    }
     for call in function.calls:
-        if not call.place.loops or call.place.loops[-1] not in steps or call.place.guards:
+        if not call.place.loops or call.place.loops[-1] not in steps or not _each_step(context, call):
             continue
         loop = call.place.loops[-1]
-        if call.last == "item" and not call.node.args and loop not in seen and _of_tensor(call):
+        if loop not in seen and (read := _read_of_loss(context, call, frozenset(), 0)) is not None:
             seen.add(loop)
-            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU at every step, on every rank"
-            tensor = shown(call.node.func, 40).removesuffix(".item").removesuffix(".detach()")
+            ranks = "on every rank"
+            if any(context.ranks.guard(function, guard) == "first" for guard in within(call.place)):
+                ranks = "on rank 0, for which the others wait"
+            message = f"`{shown(read.node, 40)}` makes the CPU wait for the GPU at every step, {ranks}"
+            tensor = re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(read.node.func, 40))
+            tensor = shown(read.node.args[0], 40) if read.name == "float" else tensor
             fix = f"add `{tensor}.detach()` up on the GPU, and read it every n steps"
-            yield Found("DDP401", function.module, call.node, message, fix)
-        elif call.name == "torch.distributed.barrier":
+            yield Found("DDP401", read.function.module, read.node, message, fix)
+        elif call.name in WAITS:
+            what = (
+                "waits until the GPU has done everything" if call.name in SYNCHRONIZES else "gives memory back to CUDA"
+            )
+            message = f"`{shown(call.node)}` {what}, at every step, on every rank: the CPU cannot run ahead"
+            yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
+        elif call.name == "torch.distributed.barrier" and not within(call.place):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
 
 
-def _of_tensor(call: Call) -> bool:
+def _each_step(context: Context, call: Call) -> bool:
+    """Tell whether a call is made at each step: under no condition, or under those of options and of the rank."""
+    return all(
+        guard.early != "continue"  # whoever left otherwise makes no more steps
+        if guard.early
+        else not _seldom(guard, of_rank=True) and (_is_choice(guard) or context.ranks.guard(call.function, guard))
+        for guard in within(call.place)
+    )
+
+
+def within(place: Place) -> list[Guard]:
+    """Return the conditions of a place that stand in its innermost loop."""
+    return [guard for guard in place.guards if guard.line >= place.loops[-1].lineno]
+
+
+def _is_choice(guard: Guard) -> bool:
+    """Tell whether a condition is an option, which is the same at each step: `args.mask`, `cfg.loss == "l1"`."""
+    test = guard.test
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test = test.operand
+    if isinstance(test, ast.Compare) and len(test.comparators) == 1 and isinstance(test.comparators[0], ast.Constant):
+        fixed = isinstance(test.comparators[0].value, (str, bool, type(None)))
+        return fixed and CHOICES.fullmatch(dotted(test.left).partition(".")[0]) is not None
+    return CHOICES.fullmatch(dotted(test).partition(".")[0]) is not None
+
+
+def checks(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `if torch.isnan(loss)` at each step: the CPU waits for the answer."""
+    if not context.plain(function.module):
+        return
+    steps = {
+        c.place.loops[-1]
+        for c in function.calls
+        if c.place.loops and (c.last == "backward" or _goes_back(context, c, frozenset()))
+    }
+    for test, place, _ in function.tests:
+        if not place.loops or place.loops[-1] not in steps or any(g.early in ("", "continue") for g in within(place)):
+            continue
+        for part in ast.walk(test.test):
+            named = function.module.full_name(part.func) if isinstance(part, ast.Call) else ""
+            if isinstance(part, ast.Call) and named in FINITE and part.args and _is_loss(part.args[0], frozenset()):
+                message = f"`if {shown(test.test, 40)}` makes the CPU wait for the GPU at every step, on every rank"
+                fix = f"keep `{shown(part, 40)}` on the GPU, and read it every n steps, or let GradScaler skip the step"
+                yield Found("DDP401", function.module, part, message, fix)
+                break
+
+
+def accumulation(context: Context, function: Function) -> Iterator[Found]:
+    """Yield gradients that are reduced at each backward pass although the optimizer steps at every n-th only."""
+    if not context.plain(function.module):
+        return
+    if context.says(function.module, UNSYNCHRONIZED):
+        return
+    for call in function.calls:
+        if call.last != "backward" or (call.place.loops and not _each_step(context, call)):
+            continue
+        loops = call.place.loops[-1:]
+        if not loops and any(not _is_choice(guard) for guard in call.place.guards):
+            continue
+        steps = [
+            c
+            for c in function.calls
+            if c.last == "step" and c.place.loops[-1:] == loops and OPTIMIZER.search(_owner(c))
+        ]
+        counted = [any(_every_nth(guard) for guard in c.place.guards) for c in steps]
+        if steps and all(counted):
+            message = (
+                "every backward pass reduces the gradients over all ranks, and the optimizer steps at every n-th only:"
+                " n - 1 of n reductions are for nothing"
+            )
+            fix = "run the forward and backward passes of the other turns under the DDP model's no_sync()"
+            yield Found("DDP414", function.module, call.node, message, fix)
+            return
+
+
+def _owner(call: Call) -> str:
+    return dotted(call.node.func).rpartition(".")[0].lower()
+
+
+def _every_nth(guard: Guard) -> bool:
+    return guard.holds and any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Mod)
+        and any(re.search(r"acc|grad|iter_size|update|sub_?div", name, re.IGNORECASE) for name in names_in(part.right))
+        for part in ast.walk(guard.test)
+    )
+
+
+def values(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a collective for each of several values, at each step of training."""
+    if not context.plain(function.module):
+        return
+    for loop, place in function.loops:
+        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and place.loops and not within(place)):
+            continue
+        if not isinstance(loop.iter.func, ast.Attribute) or loop.iter.func.attr not in ("values", "items"):
+            continue
+        trains = any(c.last == "backward" and c.place.loops[-1:] == place.loops[-1:] for c in function.calls)
+        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and c.name in REDUCES), None)
+        if trains and inner is not None and not within(inner.place):
+            message = (
+                f"a collective for each value of `{shown(loop.iter.func.value, 30)}`, at every step: each is a round"
+                " trip of all ranks"
+            )
+            fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
+            yield Found("DDP412", function.module, inner.node, message, fix)
+
+
+def in_forward(context: Context, function: Function) -> Iterator[Found]:
+    """Yield item() of the loss in the forward pass of a module: that is at every step."""
+    owner = function.of_class
+    if function.name != "forward" or owner is None or not any(base.endswith("Module") for base in owner.bases):
+        return
+    for call in function.calls if context.plain(function.module) else ():
+        func = call.node.func
+        reads = isinstance(func, ast.Attribute) and func.attr == "item" and _is_loss(func.value, frozenset())
+        if reads and not call.place.guards:
+            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU in every forward pass, on every rank"
+            fix = f"return `{shown(func.value, 40)}.detach()`, and read it every n steps"  # type: ignore[attr-defined]
+            yield Found("DDP401", function.module, call.node, message, fix)
+            return
+
+
+def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
+    """Tell whether a call runs a backward pass in a function of these files, once: not one that loops over steps."""
+    target = context.program.called(call)
+    if target is None or id(target) in seen or len(seen) > 3:
+        return False
+    seen = seen | {id(target)}
+    return any(not c.place.loops and (c.last == "backward" or _goes_back(context, c, seen)) for c in target.calls)
+
+
+def _read_of_loss(context: Context, call: Call, losses: frozenset[str], depth: int) -> Call | None:
+    """Return the call that reads a loss from the GPU: this one, or one in a helper that it surely comes to."""
+    if _reads_tensor(call, losses):
+        return call
+    target = context.program.called(call)
+    if target is None or target is call.function or depth > 3:
+        return None
+    given = frozenset(
+        name
+        for name in target.parameters
+        if name not in ("self", "cls")
+        and (value := argument(call, target, name)) is not None
+        and _is_loss(value, losses)
+    )
+    for inner in target.calls:
+        if any(_seldom(guard) for guard in inner.place.guards):
+            continue
+        if (read := _read_of_loss(context, inner, given, depth + 1)) is not None:
+            return read
+    return None
+
+
+def _seldom(guard: Guard, of_rank: bool = False) -> bool:
+    """Tell whether a condition may not hold at each step: one that counts, or is of logging, a type, the rank."""
+    counts = any(
+        isinstance(part, (ast.Lt, ast.Gt, ast.LtE, ast.GtE))
+        or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" not in ast.unparse(part.left))
+        for part in ast.walk(guard.test)
+    )
+    text = ast.unparse(guard.test)
+    words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
+    other = r"" if of_rank else r"|rank|main|master|writer"
+    return counts or bool(re.search(words + other, text))
+
+
+def _reads_tensor(call: Call, losses: frozenset[str]) -> bool:
+    """Tell whether a call waits for a loss on the GPU."""
     func = call.node.func
-    return isinstance(func, ast.Attribute) and "loss" in ast.unparse(func.value).lower()
+    if call.name == "float" and len(call.node.args) == 1 and dotted(call.node.args[0]):
+        return _is_backward(call.function, dotted(call.node.args[0]))
+    if not isinstance(func, ast.Attribute) or call.node.args or func.attr not in ("item", "cpu", "tolist"):
+        return False
+    return _is_loss(func.value, losses)
+
+
+def _is_loss(node: ast.expr, losses: frozenset[str]) -> bool:
+    """Tell whether an expression is a loss, by its names, or holds a parameter that is given one."""
+    if isinstance(node, ast.Call) and last_of(node) in ("item", "tolist", "float"):
+        return False  # a number already
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return "loss" in ast.unparse(node).lower() or bool(names & losses)
+
+
+def _is_backward(function: Function, name: str) -> bool:
+    return any(c.last == "backward" and dotted(c.node.func) == f"{name}.backward" for c in function.calls)
 
 
 def norms(context: Context, function: Function) -> Iterator[Found]:
@@ -136,6 +343,39 @@ def placebos(context: Context, function: Function) -> Iterator[Found]:
             )
 
 
+def group_per_call(context: Context, function: Function) -> Iterator[Found]:
+    """Yield process groups that are made again and again: each holds memory and connections until the end."""
+    for call in function.calls:
+        if call.name != "torch.distributed.new_group" or context.ranks.partial(call) is not None:
+            continue
+        if any(c.last == "destroy_process_group" and c.node.args for c in function.calls):
+            continue
+        counted = [loop for loop in call.place.loops if not _over_ranks(loop)]
+        if call.place.loops and not counted:
+            continue
+        if counted or _called_again(context, function, 0):
+            message = "each call makes another group, with communicators that hold memory and connections until the end"
+            fix = "make it once, at the start, and give it on"
+            yield Found("DDP415", function.module, call.node, message, fix)
+
+
+def _over_ranks(loop: ast.stmt) -> bool:
+    """Tell whether a loop makes one group for each part of the ranks."""
+    text = ast.unparse(loop.iter) if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    return not re.search(r"epoch|step|iter|loader|data|batch", text)
+
+
+def _called_again(context: Context, function: Function, depth: int) -> bool:
+    """Tell whether a function is called in a loop over steps or epochs of training."""
+    for site in context.program.sites.get(id(function), ()):
+        trains = any(c.last == "backward" and set(c.place.loops) & set(site.place.loops) for c in site.function.calls)
+        if site.place.loops and trains:
+            return True
+        if depth < 3 and site.function is not function and _called_again(context, site.function, depth + 1):
+            return True
+    return False
+
+
 def groups(context: Context, function: Function) -> Iterator[Found]:
     """Yield groups that do not have the timeout that the default one was given."""
     inits = context.calls_in_component(function.module, "init_process_group")
@@ -159,4 +399,5 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP603", function.module, call.node, message, 'put it under `if __name__ == "__main__":`')
 
 
-RULES = (per_step, norms, options, placebos, groups, guards)
+RULES = (in_forward, placebos, group_per_call, groups, guards)
+OF_RANKS = (per_step, checks, accumulation, values, norms, options)  # only where several ranks run the file

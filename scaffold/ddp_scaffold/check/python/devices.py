@@ -14,6 +14,9 @@ WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
+MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
+PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
 
 
@@ -45,7 +48,7 @@ def first_gpu(context: Context, function: Function) -> Iterator[Found]:
 
 def _masked(context: Context, function: Function) -> bool:
     """Tell whether each rank may see one GPU only."""
-    return any("CUDA_VISIBLE_DEVICES" in module.file.text for module in context.in_component(function.module))
+    return context.says(function.module, MASKS)
 
 
 def global_device(context: Context, function: Function) -> Iterator[Found]:
@@ -93,10 +96,20 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
     """Yield a group that is made before the device is set, where a collective or a tensor comes between."""
     init = next((c for c in function.calls if c.name == INIT), None)
     late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
+    if init is not None and late is None and _never_set(context, function, init):
+        message = (
+            "nothing sets this rank's device: NCCL has to guess a GPU for its first barrier, and what is not placed"
+            " by hand, such as pinned memory, takes memory of GPU 0 on every rank"
+        )
+        fix = "call torch.cuda.set_device(local_rank) before it, and give it device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
+    if init is not None and late is None and keyword(init.node, "device_id") is None:
+        yield from _late_in_helper(context, function, init)
     if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
         return
     around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
-    if any((ast.unparse(guard.test), guard.holds) not in around for guard in init.place.guards):
+    inits = [c for c in function.calls if c.name == INIT and c.order < late.order]
+    if len(inits) == 1 and any((ast.unparse(g.test), g.holds) not in around for g in init.place.guards):
         return
     between = [
         c
@@ -116,6 +129,80 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
         fix = f"call `{shown(late.node, 40)}` first, and give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _late_in_helper(context: Context, function: Function, init: Call) -> Iterator[Found]:
+    """Yield a group where a function that is called behind it sets the device, and none before it."""
+    if not context.plain(function.module) or _on_cpu(context, function):
+        return
+    setters = [c for c in function.calls if _sets_device(context, c, 0)]
+    if setters and setters[0].order > init.order:
+        message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
+        line = function.module.position(setters[0].node.lineno)[1]
+        fix = f"set the device before it, and not in line {line}; give init_process_group device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _sets_device(context: Context, call: Call, depth: int) -> bool:
+    target = context.program.called(call)
+    if target is None or depth > 2:
+        return False
+    return any(c.name == "torch.cuda.set_device" or _sets_device(context, c, depth + 1) for c in target.calls)
+
+
+def _never_set(context: Context, function: Function, init: Call) -> bool:
+    """Tell whether a program with DDP on GPUs never says which GPU is the rank's."""
+    if not context.plain(function.module) or _masked(context, function) or _on_cpu(context, function):
+        return False
+    if keyword(init.node, "device_id") is not None or any(word.arg is None for word in init.node.keywords):
+        return False
+    if context.says(function.module, PLACES) or not context.says(function.module, ON_GPU):
+        return False
+    return not context.ranks.alone(function, init.place.guards)
+
+
+def options(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the option `--local_rank`: since PyTorch 2.0 torch.distributed.launch passes `--local-rank`, torchrun none.
+
+    Source: the documentation in torch/distributed/launch.py, "versionchanged:: 2.0.0".
+    """
+    if id(function.module) not in context.distributed and not _feeds_ranks(context, function):
+        return
+    for call in function.calls:
+        names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
+        if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
+            continue
+        read = context.says(function.module, LOCAL_RANK)
+        rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"
+        message = (
+            "torch.distributed.launch passes `--local-rank` since PyTorch 2.0, which ends every rank as an unrecognized"
+            f" argument{rest}"
+        )
+        fix = "read int(os.environ['LOCAL_RANK']) and start with torchrun, or add '--local-rank' to the names"
+        yield Found("DDP610", function.module, call.node, message, fix)
+
+
+def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a group that meets in a file which nothing removes: one that a run left behind makes the next one wait.
+
+    Source: the documentation of torch.distributed, "Shared file-system initialization".
+    """
+    for call in function.calls:
+        given = keyword(call.node, "init_method") if call.name == INIT else None
+        if given is None or not ast.unparse(given).lstrip("f").startswith(("'file://", '"file://')):
+            continue
+        if not context.says(function.module, REMOVED):
+            message = (
+                "the ranks meet in a file, and nothing removes one that a run which died has left: the ranks of the"
+                " next run read its old addresses there, and wait until the timeout"
+            )
+            fix = "make the file's name anew for each run, or start with torchrun and init_method='env://'"
+            yield Found("DDP615", function.module, call.node, message, fix)
+
+
+def _feeds_ranks(context: Context, function: Function) -> bool:
+    """Tell whether a file is connected with one that several ranks run, as a file of options is."""
+    return any(context.plain(module) for module in context.in_component(function.module))
 
 
 def loads(context: Context, function: Function) -> Iterator[Found]:
@@ -173,8 +260,19 @@ def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
     saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
     if not loads_it or not saves or any(keyword(c.node, "strict") is not None for c in loads_it):
         return False
+    if _all_on_cpu(context, function):
+        return False
+    if RESUMED.search(function.name) or RESUMED.search(dotted(call.node.func)):
+        return True
     keys = {key for node in ast.walk(function.node) if (key := _key_of(node, used))}
     return RESUMED.search(shown(call.node.args[0])) is not None or any(PROGRESS.search(key) for key in keys)
+
+
+def _all_on_cpu(context: Context, function: Function) -> bool:
+    """Tell whether tensors may be moved to the CPU before they are saved: by this file, or where it saves none."""
+    saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
+    saves = [c for c in saves if c.function.module is function.module] or saves
+    return any(".cpu()" in ast.unparse(c.function.node) or "to('cpu')" in ast.unparse(c.function.node) for c in saves)
 
 
 def _key_of(node: ast.AST, used: set[str]) -> str:
@@ -187,4 +285,5 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
-RULES = (first_gpu, global_device, late_device, loads)
+RULES = (late_device, options, rendezvous_files)
+OF_RANKS = (first_gpu, global_device, loads)  # only where several ranks run the file

@@ -17,6 +17,11 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOP = (ast.For, ast.AsyncFor, ast.While)
 LEAVING_CALLS = {"sys.exit", "exit", "quit", "os._exit", "os.abort"}
 LEAVES = {ast.Name, ast.Constant, ast.Lambda}  # expressions in which no call is made where they stand
+BLOCKS = ("finalbody", "orelse", "handlers", "cases", "body")
+SIMPLE = {ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Import, ast.ImportFrom, ast.Raise}
+SIMPLE |= {ast.Pass, ast.Assert, ast.Delete, ast.Global, ast.Nonlocal, ast.Break, ast.Continue}  # hold no statements
+NO_EXPRESSIONS = {"ctx", "attr", "id", "kind", "type_comment", "op", "ops", "names", "level", "module", "arg"}
+FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}  # of a kind of node: the fields that may hold expressions
 MAGIC = re.compile(r"\s*(?:[%!]|[\w.]+\?+\s*$)")  # of IPython, in a notebook's cell
 
 
@@ -174,12 +179,15 @@ class Module:
         return ".".join(reversed(parts))
 
 
-def read(file: SourceFile) -> Module:
-    """Return a file's functions and facts. What cannot be read is a Module with a `problem`; nothing is raised."""
+def read(file: SourceFile, outline: bool = False) -> Module:
+    """Return a file's functions and facts. What cannot be read is a Module with a `problem`; nothing is raised.
+
+    With `outline` the file is only looked through for syntax.
+    """
     if file.unread:
         return Module(file, problem=file.unread)
     try:
-        text, cells = _code_of(file)
+        text, cells = code_of(file)
         if file.kind == "notebook":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of invalid escapes in code that is not ours to correct
@@ -187,7 +195,8 @@ def read(file: SourceFile) -> Module:
         else:
             tree = file.tree
         module = Module(file, tree, cells=cells)
-        _Reader(module).read()
+        if not outline:
+            _Reader(module).read()
     except SyntaxError as error:
         return Module(file, problem=f"it is not Python 3: {error.msg}", problem_line=error.lineno or 1)
     except (RecursionError, MemoryError):
@@ -197,7 +206,7 @@ def read(file: SourceFile) -> Module:
     return module
 
 
-def _code_of(file: SourceFile) -> tuple[str, list[tuple[int, int]]]:
+def code_of(file: SourceFile) -> tuple[str, list[tuple[int, int]]]:
     """Return the text to parse; of a notebook, its code cells one after the other, and where each begins."""
     if file.kind != "notebook":
         return file.text, []
@@ -439,17 +448,24 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
     stack: list[ast.AST] = list(reversed(tree.body))
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        for name in ("finalbody", "orelse", "handlers", "cases", "body"):
-            inner = getattr(node, name, None)
-            if isinstance(inner, list):
-                stack.extend(reversed(inner))
+        kind = type(node)
+        if kind not in SIMPLE:
+            for name in BLOCKS:
+                inner = getattr(node, name, None)
+                if isinstance(inner, list):
+                    stack.extend(reversed(inner))
+            if not isinstance(node, ast.stmt):
+                continue
+        yield node  # type: ignore[misc]
 
 
 def _children(node: ast.AST) -> Iterator[ast.expr]:
     """Yield the expressions right below a node, and those of its keywords and comprehensions."""
-    for name in node._fields:
+    kind = type(node)
+    names = FIELDS.get(kind)
+    if names is None:
+        names = FIELDS[kind] = tuple(name for name in node._fields if name not in NO_EXPRESSIONS)
+    for name in names:
         value = getattr(node, name, None)
         if isinstance(value, list):
             for one in value:
@@ -476,6 +492,16 @@ def dotted(node: ast.AST) -> str:
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Return the value of a keyword argument."""
     return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return the values of all arguments of a call."""
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def last_of(call: ast.Call) -> str:
+    """Return the last part of the name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:

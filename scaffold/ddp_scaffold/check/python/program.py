@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import PurePosixPath
 
 from .module import Assignment, Call, Class, Function, Module, dotted
 
@@ -18,6 +20,9 @@ FOREIGN = {
 }
 # Names of methods that many classes have: which of them a call means is not known from the name.
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
+SOURCES = (("src",), ("lib",))
+ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
+SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -35,6 +40,7 @@ class Program:
             for found in module.classes.values():
                 for name, method in found.methods.items():
                     self.methods[name].append(method)
+        self.added = {name for module in self.modules for name in _added_to_path(module)}
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
         self._unambiguous: dict[int, bool] = {}
@@ -82,7 +88,7 @@ class Program:
                 continue
             root = candidate[: len(candidate) - len(parts)]
             above = folder[: len(root)] == root
-            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in (("src",), ("lib",))):
+            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in SOURCES or root in self.added):
                 continue
             if best is None or len(root) > best[0]:
                 best = (len(root), found)
@@ -253,6 +259,8 @@ class Program:
                 continue
             seen.add(name)
             for child in self._children[name]:
+                if self.component[id(child.module)] != self.component[id(target.module)]:
+                    continue  # a class of this name that has no import in common
                 if child is not target.of_class and target.name in child.methods:
                     found[id(child)] = child.methods[target.name]
                 waiting.append(child.name)
@@ -294,9 +302,12 @@ class Program:
         """Return the class of what a variable holds, if it is only ever made by that class."""
         found: set[Class] = set()
         for assignment in self.assigned(function, name):
-            if not isinstance(assignment.value, ast.Call) or not dotted(assignment.value.func):
+            value = assignment.value
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
+                value = value.func.value
+            if not isinstance(value, ast.Call) or not dotted(value.func):
                 return None
-            made = self.lookup(function.module, dotted(assignment.value.func))
+            made = self.lookup(function.module, dotted(value.func))
             if not isinstance(made, Class):
                 return None
             found.add(made)
@@ -314,6 +325,14 @@ class Program:
             if name in scope.parameters:
                 return []
         return []
+
+
+def _added_to_path(module: Module) -> list[tuple[str, ...]]:
+    """Return the folders that a file puts into sys.path, below its own: `sys.path.append("core")`."""
+    if "sys.path" not in module.file.text:
+        return []
+    folder = PurePosixPath(module.file.inside).parent.parts
+    return [(*folder, *PurePosixPath(match[1]).parts) for match in ADDED.finditer(module.file.text)]
 
 
 def _chain(function: Function) -> list[Function]:

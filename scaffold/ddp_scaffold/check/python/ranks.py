@@ -14,6 +14,7 @@ from .program import Program
 Who = Literal["first", "others", "some"]
 
 RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
+KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
 FIRST = re.compile(
     r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
@@ -50,6 +51,7 @@ class Ranks:
         self._first_only: dict[tuple[int, str], bool] = {}
         self._made: dict[int, list[Call]] = {}
         self._guards: dict[tuple[int, bool, str], Who | None] = {}
+        self._decorated: dict[int, bool] = {}
         self._alones: dict[tuple[int, bool], bool] = {}
 
     def guard(self, function: Function, guard: Guard) -> Who | None:
@@ -74,7 +76,7 @@ class Ranks:
     def partial(self, call: Call) -> tuple[Guard, Who] | None:
         """Return the outermost condition around a call that some ranks do not pass, and who passes it."""
         guards = call.place.guards
-        if not guards and isinstance(call.function.node, ast.Module):
+        if not guards and not self.decorated(call.function):
             return None
         if self.alone(call.function, guards) or call.function.name in ("__enter__", "__exit__"):  # one is half of it
             return None
@@ -138,6 +140,11 @@ class Ranks:
 
     def decorated(self, function: Function) -> bool:
         """Tell whether a function has a decorator that lets rank 0 alone run it."""
+        if id(function) not in self._decorated:
+            self._decorated[id(function)] = self._decorated_now(function)
+        return self._decorated[id(function)]
+
+    def _decorated_now(self, function: Function) -> bool:
         if isinstance(function.node, ast.Module):
             return False
         for decorator in function.node.decorator_list:
@@ -315,7 +322,8 @@ class Ranks:
         if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("os.environ.get", "os.getenv", "getenv"):
             return isinstance(node.args[0], ast.Constant) and node.args[0].value in RANK_VARIABLES
         if isinstance(node, ast.Subscript):
-            return isinstance(node.slice, ast.Constant) and str(node.slice.value) in RANK_VARIABLES
+            key = str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
+            return key in RANK_VARIABLES or KEY.fullmatch(key) is not None
         name = dotted(node.func if isinstance(node, ast.Call) else node)
         last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
         if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):

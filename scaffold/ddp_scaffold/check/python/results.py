@@ -7,13 +7,18 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Call, Class, Function, dotted, is_constant, keyword, names_in, shown
-from .ranks import argument
+from .module import Assignment, Call, Class, Function, Place, dotted, is_constant, keyword, names_in, shown
+from .ranks import COUNT, argument
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
 )
+COCO = re.compile("COCOeval|CocoEvaluator|COCOEvaluator")
+TOGETHER = re.compile(
+    r"torchmetrics|accelerate|evaluate\.load|ignite|gather|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
+)
+EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
@@ -74,20 +79,23 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
             return True
         given = [(n, a) for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
         alike = [n for n, _ in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
-        wanted = [n for n, a in given if n == _at(a.node, _part_of(returned, name))] or alike
+        parts = _parts_of(returned, name)
+        wanted = [n for n, a in given if any(n == _at(a.node, part) for part in parts)]
+        if not wanted and not (parts and any(_is_unpacked(a.node) for _, a in given)):
+            wanted = alike
         if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
             return True
     return False
 
 
-def _part_of(returned: list[ast.Return], name: str) -> tuple[int, int]:
-    """Return the number of a variable in the tuple that a function returns, and the length of that; or (0, 0)."""
-    for node in returned:
-        if isinstance(node.value, ast.Tuple):
-            names = [dotted(one) for one in node.value.elts]
-            if name in names:
-                return names.index(name), len(names)
-    return 0, 0
+def _parts_of(returned: list[ast.Return], name: str) -> list[tuple[int, int]]:
+    """Return the number of a variable in each tuple that a function returns with it, and the length of that."""
+    tuples = [[dotted(one) for one in node.value.elts] for node in returned if isinstance(node.value, ast.Tuple)]
+    return [(names.index(name), len(names)) for names in tuples if name in names]
+
+
+def _is_unpacked(statement: ast.stmt) -> bool:
+    return any(isinstance(target, ast.Tuple) for target in getattr(statement, "targets", ()))
 
 
 def _at(statement: ast.stmt, part: tuple[int, int]) -> str:
@@ -225,18 +233,84 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             loader = _loader_with(function, name)
             counted = comes_to(context, function, loader, _reduced_on, held_out=True)
             if counted and not is_constant(keyword(call.node, "drop_last"), True):
-                message = (
-                    f"`{name or 'the sampler'}` pads the set to a multiple of the number of ranks by repeating samples,"
-                    " and the metrics of the ranks, taken together, count those twice"
-                )
-                fix = "cut what was repeated before computing the metric, or give each rank range(rank, n, world_size)"
-                yield Found("DDP212", function.module, call.node, message, fix)
+                yield _padded(function, call, f"`{name}`" if name else "the sampler")
+            elif (
+                not counted
+                and not _reduces_anywhere(context, function)
+                and comes_to(context, function, loader, _measured_alone, held_out=True)
+            ):
+                yield _of_one_part(function, call, name)
             continue
+        if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
+            yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        if not in_order and name and not told and _epochs(context, function):
-            message = f"nothing calls set_epoch on `{name}`, so every epoch has the same order on every rank"
-            fix = f"call `{name}.set_epoch(epoch)` at the beginning of each epoch"
+        inline = not name and _inline(function, call)
+        if (
+            not in_order
+            and (name or inline)
+            and not told
+            and not HELD_OUT.search(function.name)
+            and _epochs(context, function)
+        ):
+            named = f"`{name}`" if name else "this sampler"
+            message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
+            fix = f"call `{name or 'loader.sampler'}.set_epoch(epoch)` at the beginning of each epoch"
             yield Found("DDP202", function.module, call.node, message, fix)
+
+
+def _padded(function: Function, call: Call, name: str) -> Found:
+    message = (
+        f"{name} pads the set to a multiple of the number of ranks by repeating samples,"
+        " and the metrics of the ranks, taken together, count those twice"
+    )
+    fix = "cut what was repeated before computing the metric, or give each rank range(rank, n, world_size)"
+    return Found("DDP212", function.module, call.node, message, fix)
+
+
+def _of_one_part(function: Function, call: Call, name: str) -> Found:
+    message = (
+        f"`{name or 'the sampler'}` gives each rank a part of the validation set, and nothing takes the ranks' results"
+        " together: what is printed, or decides which weights are the best, was measured on one rank's part"
+    )
+    fix = "sum the counts over all ranks (`all_reduce`) before the metric, or let every rank read the whole set"
+    return Found("DDP215", function.module, call.node, message, fix)
+
+
+def _reduces_anywhere(context: Context, function: Function) -> bool:
+    """Tell whether any file that is connected with this one may take results together, also by a library's metric."""
+    if context.says(function.module, TOGETHER):
+        return True
+    return any(
+        not any(b.last == "backward" and b.place.loops[-1:] == c.place.loops[-1:] for b in c.function.calls)
+        for last in REDUCTIONS
+        for c in context.calls_in_component(function.module, last)
+        if "grad" not in c.function.name
+    )
+
+
+def _measured_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function evaluates something, and leaves the results to each rank."""
+    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
+    evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
+    return bool(loops) and not trains and bool(evaluates) and not reduces(context, function)
+
+
+def _evaluates(context: Context, function: Function, call: Call, name: str) -> bool:
+    """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
+    loader = _loader_with(function, name)
+    if not loader or is_constant(keyword(call.node, "drop_last"), True):
+        return False
+    if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
+        return False
+    return comes_to(context, function, loader, _counted_on, held_out=True)
+
+
+def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function evaluates something, as its name says, and takes the ranks' results together."""
+    return bool(HELD_OUT.search(function.name) or EVALUATES.search(function.name)) and _reduced_on(
+        context, function, holds
+    )
 
 
 def _loader_with(function: Function, sampler: str) -> str:
@@ -244,7 +318,8 @@ def _loader_with(function: Function, sampler: str) -> str:
     for call in function.calls:
         given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
         if given is not None and sampler and sampler in _names(given):
-            return _assigned(function, call)
+            chosen = isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test)
+            return "" if chosen or is_constant(keyword(call.node, "drop_last"), True) else _assigned(function, call)
     return ""
 
 
@@ -259,18 +334,32 @@ def _warns(function: Function) -> bool:
 
 def _names_samples(context: Context, function: Function) -> bool:
     """Tell whether results are kept by the sample's number, so that what comes twice counts once (as for COCO)."""
-    words = ("COCOeval", "CocoEvaluator", "COCOEvaluator")
-    return any(word in module.file.text for module in context.in_component(function.module) for word in words)
+    return context.says(function.module, COCO)
+
+
+def _inline(function: Function, call: Call) -> bool:
+    """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
+    for other in function.calls:
+        given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
+        if given is not None and any(part is call.node for part in ast.walk(given)):
+            return not HELD_OUT.search(_assigned(function, other)) and not HELD_OUT.search(function.name)
+    return False
 
 
 def _epochs(context: Context, function: Function) -> bool:
     """Tell whether a file that is connected with this one loops over epochs."""
     return any(
-        isinstance(loop, ast.For) and "epoch" in ast.unparse(loop.target).lower()
+        isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place))
         for module in context.in_component(function.module)
         for other in module.functions
-        for loop, _ in other.loops
+        for loop, place in other.loops
     )
+
+
+def _endless(loop: ast.For, place: Place) -> bool:
+    """Tell whether a loop goes over data again and again: `while True: for batch in loader:`."""
+    around = place.loops[-1] if place.loops else None
+    return isinstance(around, ast.While) and re.search(r"load|data", ast.unparse(loop.iter).lower()) is not None
 
 
 def past_ddp(context: Context, function: Function) -> Iterator[Found]:
@@ -339,6 +428,113 @@ def _leads_to(function: Function, call: Call, backward: set[str]) -> bool:
         if names & backward:
             return True
     return False
+
+
+def reduced_losses(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a loss that is averaged over the ranks before backward: its gradient is divided once more by DDP.
+
+    all_reduce changes the value in place and is not recorded by autograd; the division by the number of ranks is.
+    """
+    if not context.plain(function.module):
+        return
+    backward = {dotted(c.node.func).rpartition(".")[0] for c in function.calls if c.last == "backward"}
+    backward |= {n for c in function.calls if c.last == "scale" for a in c.node.args[:1] for n in [dotted(a)] if n}
+    backward -= {""}
+    for call in function.calls if backward else ():
+        if call.name == "torch.distributed.all_reduce" and call.node.args:
+            name = dotted(call.node.args[0])
+            reduced = name if name and _divided(function, name, call) else ""
+        else:
+            reduced = _averaged_by(context, function, call)
+        if reduced and _reaches(function, reduced, backward, call):
+            message = (
+                f"`{reduced}` is divided by the number of ranks and then goes into backward, where DDP averages the"
+                " gradients itself: the gradient of this part is too small by the number of ranks"
+            )
+            fix = f"reduce a copy for the log, `{reduced}.detach().clone()`, and leave `{reduced}` to backward as it is"
+            yield Found("DDP214", function.module, call.node, message, fix)
+
+
+def _divided(function: Function, name: str, call: Call) -> bool:
+    """Tell whether a tensor, and not its data, is divided by the number of ranks behind a call."""
+    for other in function.calls:
+        text = dotted(other.node.func)
+        if text == f"{name}.div_" and other.order > call.order and any(_counts(a) for a in other.node.args[:1]):
+            return True
+    for assignment in function.assignments.get(name, ()):
+        statement = assignment.node
+        if assignment.order < call.order or assignment.place.loops != call.place.loops:
+            continue
+        if isinstance(statement, ast.AugAssign):
+            return isinstance(statement.op, ast.Div) and _counts(statement.value)
+        return assignment.value is not None and _divides(assignment.value, name)
+    return False
+
+
+def _divides(value: ast.expr, name: str) -> bool:
+    return any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Div)
+        and dotted(part.left) == name
+        and _counts(part.right)
+        for part in ast.walk(value)
+    )
+
+
+def _counts(node: ast.expr) -> bool:
+    """Tell whether an expression is the number of ranks."""
+    return any(COUNT.fullmatch(name) or name in ("get_world_size", "word_size") for name in names_in(node))
+
+
+def _averaged_by(context: Context, function: Function, call: Call) -> str:
+    """Return the name that gets what a helper returns which averages its argument over the ranks, with gradients."""
+    target = context.program.called(call)
+    if target is None or not call.node.args or not (name := _assigned(function, call)):
+        return ""
+    if any(no_gradients in ast.unparse(target.node) for no_gradients in ("detach", ".data", "no_grad", ".item")):
+        return ""
+    made = {dotted(c.node.args[0]) for c in target.calls if c.name == "torch.distributed.all_reduce" and c.node.args}
+    own = set(target.parameters[:1]) | {
+        assigned.target
+        for found in target.assignments.values()
+        for assigned in found
+        if isinstance(assigned.value, ast.Call) and dotted(assigned.value.func) == f"{target.parameters[0]}.clone"
+    }
+    for reduce in target.calls:
+        if reduce.name == "torch.distributed.all_reduce" and (one := dotted(reduce.node.args[0])) in own & made:
+            returned = [e.node.value for e in target.exits if isinstance(e.node, ast.Return) and e.node.value]
+            if _divided(target, one, reduce) and any(dotted(value) == one for value in returned):
+                return name
+            if any(_divides(value, one) for value in returned):
+                return name
+    return ""
+
+
+def _reaches(function: Function, name: str, backward: set[str], call: Call) -> bool:
+    """Tell whether a value gets into a loss of which backward is called behind a call, with its gradient."""
+    names, order = {name}, call.order
+    if name in backward and any(
+        c.order > order for c in function.calls if c.last in ("backward", "scale") and name in names_in(c.node)
+    ):
+        return not _made_anew(function, name, order)
+    found = [a for assigned in function.assignments.values() for a in assigned if a.order > order]
+    for assignment in sorted(found, key=lambda a: a.order):
+        value = assignment.value if assignment.value is not None else getattr(assignment.node, "value", None)
+        if value is None or assignment.place.loops != call.place.loops or QUIETED & names_in(value):
+            continue
+        if names & _names(value) and not isinstance(value, ast.Call):
+            names.add(assignment.target)
+    return bool((names - {name}) & backward)
+
+
+def _made_anew(function: Function, name: str, order: int) -> bool:
+    return any(
+        a.order > order and a.value is not None and name not in names_in(a.value)
+        for a in function.assignments.get(name, ())
+    )
+
+
+QUIETED = {"detach", "item", "data", "no_grad", "cpu", "numpy"}
 
 
 def no_sync(context: Context, function: Function) -> Iterator[Found]:
@@ -536,4 +732,5 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP206", function.module, value, message, fix)
 
 
-RULES = (loaders, samplers, past_ddp, no_sync, orders, worker_seeds, generators)
+RULES = (no_sync, orders, generators)
+OF_RANKS = (loaders, samplers, past_ddp, reduced_losses, worker_seeds)  # only where several ranks run the file

@@ -8,14 +8,27 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, dotted, keyword, names_in, shown
+from .module import Assignment, Call, Function, arguments_of, dotted, keyword, last_of, names_in, shown
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
+REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
+COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
+CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
+HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
+ALLOWED = re.compile(r"safe_globals")
+CONTAINER = re.compile(r"to_container|to_object")
+LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
+GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
+NODES = re.compile(
+    r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
+    r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
+)
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
@@ -35,6 +48,59 @@ def all_ranks(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
         yield Found("DDP302", function.module, call.node, message, fix)
+
+
+def each_node(context: Context, function: Function) -> Iterator[Found]:
+    """Yield torch.save by the first rank of each node, into a path that does not tell the nodes apart."""
+    if not context.plain(function.module) or not _has_nodes(context, function):
+        return
+    seen: set[int] = set()
+    for call in function.calls:
+        found = context.ranks.partial(call) if call.place.guards else None
+        if found is None or found[1] != "first" or id(found[0].test) in seen or found[0].early:
+            continue
+        if not _first_of_node(found[0].test) or any(GLOBAL.search(ast.unparse(g.test)) for g in call.place.guards):
+            continue
+        save = _save_within(context, call)
+        if save is None:
+            continue
+        words = names_in(save.node.args[1]) | {w for a in arguments_of(call.node) for w in names_in(a)}
+        words |= _made_of(context, save.function, save.node.args[1])
+        if any(re.search(r"rank|host|node|pid|tmp|scratch", word.lower()) for word in words):
+            continue
+        seen.add(id(found[0].test))
+        message = (
+            f"`{shown(found[0].test, 50)}` holds on the first rank of each node: on a file system that the nodes share,"
+            " they write the same file at the same time, and a reader or a kill finds one that is broken"
+        )
+        fix = f"call `{shown(call.node.func, 40)}` where `torch.distributed.get_rank() == 0`"
+        yield Found("DDP306", function.module, call.node, message, fix)
+
+
+def _first_of_node(test: ast.expr) -> bool:
+    """Tell whether a condition is one of the rank within its node: `local_rank == 0`, `rank % gpus_per_node == 0`."""
+    for part in ast.walk(test):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" in ast.unparse(part.left):
+            return re.search(r"gpu|node|local", ast.unparse(part.right)) is not None
+        if isinstance(part, ast.Compare) and LOCAL.search(ast.unparse(part.left).lower()):
+            return len(part.comparators) == 1 and ast.unparse(part.comparators[0]) in ("0", "'0'")
+    return "is_local_main" in ast.unparse(test)
+
+
+def _has_nodes(context: Context, function: Function) -> bool:
+    """Tell whether a program is made for several nodes: it tells the rank of all from the one within a node."""
+    return context.says(function.module, NODES)
+
+
+def _save_within(context: Context, call: Call, depth: int = 0) -> Call | None:
+    """Return the torch.save that a call makes, itself or in helpers, if no condition of the rank stands around it."""
+    if call.name == "torch.save":
+        return call if len(call.node.args) > 1 else None
+    target = context.program.called(call)
+    if target is None or depth > 2:
+        return None
+    inner = (c for c in target.calls if context.ranks.partial(c) is None)
+    return next((save for c in inner if (save := _save_within(context, c, depth + 1)) is not None), None)
 
 
 def _made_of(context: Context, function: Function, node: ast.expr) -> set[str]:
@@ -84,25 +150,84 @@ def _of_numbers(test: ast.expr) -> bool:
 def in_place(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints that overwrite the last one in place: a kill while it is written leaves none."""
     if not context.plain(function.module) or any(
-        c.name in RENAMES or c.last in ("replace", "rename") for c in function.calls
+        c.name in RENAMES or (c.last in ("replace", "rename") and len(c.node.args) == 1) for c in function.calls
     ):
         return
+    saved = [c for c in function.calls if c.name == "torch.save" and len(c.node.args) > 1]
     for call in function.calls:
-        if call.name != "torch.save" or len(call.node.args) < 2 or not _is_state(context, function, call.node.args[0]):
+        copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
+        state = call in saved and _is_state(context, function, call.node.args[0])
+        if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
         if path is None or not _repeats(context, call, 0) or re.search(r"best|final|tmp|temp", path.lower()):
             continue
         message = (
-            f"each save overwrites `{shown(call.node.args[1], 40)}`, the only checkpoint, in place: a kill while it is"
-            " written leaves a file that cannot be loaded, and no older one"
+            f"each save overwrites `{shown(call.node.args[1], 40)}` in place: a kill while it is written leaves a file"
+            " that cannot be loaded, where the next start looks for a checkpoint"
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
         yield Found("DDP301", function.module, call.node, message, fix)
 
 
+def removed_first(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an old checkpoint that is removed before the new one is there."""
+    if id(function.module) not in context.distributed:
+        return
+    removes = [c for c in function.calls if (c.name in REMOVES and c.node.args) or _runs_rm(function, c)]
+    for call in removes:
+        path = ast.unparse(call.node.args[0])
+        later = [
+            c
+            for c in function.calls
+            if c.order > call.order and (c.place.loops, c.place.tries) == (call.place.loops, call.place.tries)
+        ]
+        link = next(
+            (c for c in later if c.name == "os.symlink" and any(ast.unparse(a) == path for a in c.node.args[1:2])), None
+        )
+        save = next((c for c in later if c.name == "torch.save" and len(c.node.args) > 1), None)
+        named = (
+            call.name == "os.system"
+            or PATH.search(path) is not None
+            or _is_checkpoint_path(context, function, call.node.args[0])
+        )
+        new = link or (save if named else None)
+        if new is None or _apart(call, new):
+            continue
+        message = (
+            f"`{shown(call.node.args[0], 40)}` is removed before `{shown(new.node.func)}` in line"
+            f" {function.module.position(new.node.lineno)[1]} has made the new one: a kill in between leaves neither"
+        )
+        fix = "make the new one beside it first, put it in its place with os.replace, and remove the old one then"
+        yield Found("DDP307", function.module, call.node, message, fix)
+
+
+def _runs_rm(function: Function, call: Call) -> bool:
+    """Tell whether a call is `os.system("rm ...")` of a model or a checkpoint."""
+    if call.name != "os.system" or not call.node.args:
+        return False
+    node = call.node.args[0]
+    name = dotted(node)
+    before = [a for a in function.assignments.get(name, ()) if a.order < call.order and a.value is not None]
+    value = before[-1].value if before else node
+    return value is not None and re.match(r"f?['\"]rm .*(?:model|ckpt|checkpoint)", ast.unparse(value)) is not None
+
+
+def _is_checkpoint_path(context: Context, function: Function, node: ast.expr) -> bool:
+    values = context.program.assigned(function, dotted(node)) if dotted(node) else []
+    return any(a.value is not None and re.search(r"ckpt|checkpoint|\.pth|\.pt\b", ast.unparse(a.value)) for a in values)
+
+
+def _apart(call: Call, other: Call) -> bool:
+    """Tell whether two calls stand in the two branches of one test."""
+    held = {(id(guard.test), guard.holds) for guard in call.place.guards}
+    return any((id(guard.test), not guard.holds) in held for guard in other.place.guards)
+
+
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
+    if any(isinstance(k, ast.Constant) and STATE.search(str(k.value)) for k, _ in _put_in(function, dotted(node))):
+        return True
     values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
     for value in values:
         if isinstance(value, ast.Dict):
@@ -130,13 +255,47 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         node = assigned[0].value
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
+    if isinstance(node, ast.IfExp):
+        return _constant_path(context, function, node.body, depth) or _constant_path(
+            context, function, node.orelse, depth
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):  # folder + "/last.pth", Path / "x.pth"
+        end = _constant_path(context, function, node.right, depth)
+        return None if _varies(context, function, node.left, 0) else end
+    if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
+        last = node.values[-1] if node.values else None
+        named = isinstance(last, ast.Constant) and (len(node.values) == 1 or str(last.value).startswith("/"))
+        return str(last.value) if named and isinstance(last, ast.Constant) and not _changes(node) else None
+    if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
+        return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
-        changing = {w for arg in node.args for w in names_in(arg) if re.search(r"epoch|step|iter|^i$|^e$|time", w)}
-        last = node.args[-1]
-        return str(last.value) if isinstance(last, ast.Constant) and not changing else None
+        end = _constant_path(context, function, node.args[-1], depth)
+        return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
     return None
+
+
+def _changes(node: ast.AST) -> bool:
+    """Tell whether a part of a path changes from save to save, by its names."""
+    return any(CHANGES.search(name) for name in names_in(node))
+
+
+def _varies(context: Context, function: Function, node: ast.expr, depth: int) -> bool:
+    """Tell whether a folder is another one at each save, as far as its names, its values and the callers tell."""
+    name = dotted(node)
+    if not name or depth > 3:
+        return _changes(node)
+    values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    if isinstance(node, ast.Name) and values:
+        return all(_varies(context, function, value, depth + 1) for value in values)
+    if name in function.parameters:
+        sites = context.program.sites.get(id(function), ())
+        given = [(site.function, argument(site, function, name)) for site in sites]
+        known = [(where, value) for where, value in given if value is not None]
+        if known:
+            return all(_varies(context, where, value, depth + 1) for where, value in known)
+    return _changes(node)
 
 
 def _repeats(context: Context, call: Call, depth: int) -> bool:
@@ -152,14 +311,14 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, _ in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        load = next((c for c in inner if c.name == "torch.load" or c.last in LOADS), None)
+        load = next((c for c in inner if c.last in LOADS or _loads_checkpoint(function, c)), None)
         if load is None or any(c.last == "backward" for c in inner):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]
             ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
-            again = any(isinstance(n, ast.Call) and dotted(n.func).endswith(("load", "load_state_dict")) for n in nodes)
+            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", *LOADS) for n in nodes)
             if ends or again or not types & {"Exception", "BaseException", "RuntimeError"}:
                 continue
             if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
@@ -170,13 +329,39 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = "let the error end the job, or try the checkpoint before it; begin anew only where there is none"
             yield Found("DDP303", function.module, handler, message, fix)
-    for call in function.calls:
-        if call.name == "max" and is_newest(call.node):
-            message = (
-                "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
-            )
-            fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
-            yield Found("DDP304", function.module, call.node, message, fix)
+    newest = [call.node for call in function.calls if call.name == "max" and is_newest(call.node)]
+    for newer in (*newest, *_last_of_sorted(function)):
+        message = "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
+        fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
+        yield Found("DDP304", function.module, newer, message, fix)
+
+
+def _loads_checkpoint(function: Function, call: Call) -> bool:
+    """Tell whether torch.load reads a checkpoint, and no data: by its names, or by what is done with it."""
+    if call.name != "torch.load":
+        return False
+    named = any(PATH.search(name) for value in arguments_of(call.node) for name in names_in(value))
+    return named or PATH.search(function.name) is not None or any(c.last in LOADS for c in function.calls)
+
+
+def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
+    """Yield `names[-1]` of checkpoints that are listed and sorted by name."""
+    listed = {
+        name: " ".join(ast.unparse(a.value) for a in found if a.value is not None)
+        for name, found in function.assignments.items()
+        if any(a.value is not None and re.search(r"glob\(|listdir\(|iterdir\(", ast.unparse(a.value)) for a in found)
+    }
+    if not listed:
+        return
+    parts = (part for statement in getattr(function.node, "body", ()) for part in walk_body(statement))
+    last = [part for part in parts if isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"]
+    for part in sorted(last, key=lambda one: one.lineno):
+        name = dotted(part.value)
+        text = listed.get(name, "")
+        ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text):
+            yield part
+            return
 
 
 def is_newest(node: ast.Call) -> bool:
@@ -193,7 +378,7 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
         return
     component = context.calls_in_component(function.module, "load")
     strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
-    if not strict or any("safe_globals" in c.last for c in component):
+    if not strict or context.says(function.module, ALLOWED):
         return
     for call in function.calls:
         if call.name != "torch.save" or not call.node.args:
@@ -204,17 +389,29 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
         for value in values:
+            pairs: list[tuple[ast.expr | None, ast.expr]] = _put_in(function, dotted(node))
             if isinstance(value, ast.Dict):
-                yield from _refused(context, function, value, strict[0])
+                pairs += list(zip(value.keys, value.values, strict=True))
+            elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
+                pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
+            yield from _refused(context, function, pairs, strict[0])
 
 
-def _refused(context: Context, function: Function, saved: ast.Dict, load: Call) -> Iterator[Found]:
+def _refused(
+    context: Context, function: Function, pairs: list[tuple[ast.expr | None, ast.expr]], load: Call
+) -> Iterator[Found]:
     _, line = load.function.module.position(load.node.lineno)
     where = f"{load.function.module.file.path} line {line}"
-    for key, held in zip(saved.keys, saved.values, strict=True):
+    for key, held in pairs:
         named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
-        if isinstance(held, ast.Name) and named and _parsed(context, function, held.id):
+        if _is_settings(context, function, held):
+            what, instead = "an object of settings", f"dict({shown(held, 30)})"
+        elif isinstance(held, ast.Name) and (
+            (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
+        ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
+        elif _is_array(context, function, held):
+            what, instead = "an array of numpy", f"torch.from_numpy({shown(held, 30)})"
         elif _is_of_numpy(context, function, held):
             what, instead = "a number of numpy", f"float({shown(held, 30)})"
         else:
@@ -225,6 +422,18 @@ def _refused(context: Context, function: Function, saved: ast.Dict, load: Call) 
         )
         fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
         yield Found("DDP305", function.module, held, message, fix)
+
+
+def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a variable is only ever made as an array of numpy."""
+    values = [a.value for a in context.program.assigned(function, dotted(node)) if a.value is not None]
+    made = [v for v in values if isinstance(v, ast.Call) and function.module.full_name(v.func) in ARRAYS]
+    return bool(made) and all(v in made or _is_item(v) for v in values)
+
+
+def _is_item(node: ast.expr) -> bool:
+    """Tell whether a value is read from a checkpoint, `state["best"]`."""
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
 
 
 def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, depth: int = 0) -> bool:
@@ -272,6 +481,34 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
 
 
+def _put_in(function: Function, name: str) -> list[tuple[ast.expr | None, ast.expr]]:
+    """Return what is put into a dict by `state["key"] = value`."""
+    found: list[tuple[ast.expr | None, ast.expr]] = []
+    for statement in getattr(function.node, "body", ()) if name else ():
+        for part in walk_body(statement):
+            target = part.targets[0] if isinstance(part, ast.Assign) else None
+            if isinstance(part, ast.Assign) and isinstance(target, ast.Subscript) and dotted(target.value) == name:
+                found.append((target.slice, part.value))
+    return found
+
+
+def _is_settings(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a value is `self.args` of argparse, or a configuration of Hydra."""
+    if not dotted(node) or dotted(node).rpartition(".")[2] not in ("args", "opt", "opts", "cfg", "config"):
+        return False
+    if context.says(function.module, HYDRA):
+        return not context.says(function.module, CONTAINER)
+    parsed = bool(context.calls_in_component(function.module, "parse_args"))
+    return isinstance(node, ast.Attribute) and node.attr in ("args", "opt", "opts") and parsed
+
+
+def _made_as_namespace(context: Context, function: Function, name: str) -> bool:
+    return any(
+        isinstance(a.value, ast.Call) and function.module.full_name(a.value.func) == "argparse.Namespace"
+        for a in context.program.assigned(function, name)
+    )
+
+
 def _parsed(context: Context, function: Function, name: str) -> bool:
     """Tell whether a variable is a Namespace: parsed here, or given by callers that have parsed it."""
     if name in function.parameters:
@@ -282,4 +519,5 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
-RULES = (all_ranks, in_place, guesses, not_loadable)
+RULES = (in_place,)
+OF_RANKS = (all_ranks, each_node, removed_first, guesses, not_loadable)  # only where several ranks run the file

@@ -18,6 +18,7 @@ EARLY = re.compile(
 BEST = re.compile(r"best|min_|max_|delta|threshold|patience|epoch|step", re.IGNORECASE)
 RETRIES = {"tenacity.retry", "retrying.retry", "retry.retry", "backoff.on_exception", "backoff.on_predicate"}
 SPAWN = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
+SETS_RANK = re.compile(r"environ(?:\.setdefault\(|\[)\s*['\"]RANK['\"]\s*(?:\]\s*=[^=]|,)|environ\.update|putenv")
 BROAD = {"Exception", "BaseException", "RuntimeError", "OSError", "TimeoutError", "DistBackendError", "DistError"}
 
 
@@ -203,10 +204,10 @@ def _same_rank(context: Context, function: Function, call: Call) -> str:
         return ""
     if len(init.node.args) > 1 or any(word.arg is None for word in init.node.keywords):
         return ""
-    sets = re.compile(r"environ(?:\.setdefault\(|\[)\s*['\"]RANK['\"]\s*(?:\]\s*=[^=]|,)|environ\.update|putenv")
-    if any(sets.search(module.file.text) for module in context.in_component(function.module)):
+    if context.says(function.module, SETS_RANK):
         return ""
     return f"`{target.name}` takes its rank from the environment (init_process_group without rank=)"
 
 
-RULES = (early_stops, retries, spawns)
+RULES = (retries, spawns)
+OF_RANKS = (early_stops,)  # only where several ranks run the file

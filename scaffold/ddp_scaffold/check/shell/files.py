@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from .ends import SETTING, ending_rules, syntax_rules
 from .launch import read_job
 from .reader import Assignment, Script, read_script, read_settings
 from .rules import finding
-from .starts import starting_rules
+from .starts import EPHEMERAL, starting_rules
 
 # Google's settings for the network of A3 machines: they choose NCCL's algorithm and protocol for that hardware.
 VENDOR = re.compile(r"NCCL_FASTRAK_|NCCL_GPUDIRECTTCPX_")
@@ -29,13 +30,24 @@ NAME_AND_VALUE = re.compile(
     r"^(\s*(?:-\s+)?)name:\s*[\"']?([A-Z]\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\"'\n#]*)", re.MULTILINE
 )
 MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+SETS = re.compile(r"environ|putenv|update")
 CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
+ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
+    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
+)
+GROUPS = re.compile(r"init_process_group|mp\.spawn|multiprocessing\.spawn|tcp://|torch\.distributed")
+PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^()\n]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
+PORT_VARIABLE = re.compile(
+    r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"
+)
+REQUEUES = re.compile(r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue")
+COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_requeue", re.IGNORECASE)
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
 
-def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
-    """Return what is wrong with the scripts and the variables of a repository."""
-    project = project_of(files)
+def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -> list[Finding]:
+    """Return what is wrong with the scripts and the variables of a repository, or of a part of that `project`."""
+    project = project_of(files) if project is None else project
     found: list[Finding] = []
     for file in files:
         if CI.match(file.inside) or (file.kind == "python" and TEST.search(file.inside)):
@@ -47,6 +59,8 @@ def check_scripts(files: Sequence[SourceFile]) -> list[Finding]:
             found += judge(_settings(script.assignments, script.path), project)
         elif file.kind == "python" and _sets_variables(file.text):
             found += _python(file, project)
+        if file.kind == "python":
+            found += _in_python(file)
         elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     texts = {file.path: file.text for file in files if VENDOR.search(file.text)}
@@ -153,7 +167,7 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
         tree = file.tree
     except (SyntaxError, ValueError, RecursionError):
         return []
-    settings = list(_environ(tree, file.path))
+    settings = list(_environ(tree, file.text, file.path))
     found = judge([one for one in settings if one.name != "TP_SOCKET_IFNAME" or not project.uses_rpc], project)
     if re.search(r"cuda_?graph", file.text, re.IGNORECASE):  # PyTorch's notes on CUDA graphs with DDP ask for it
         found = [one for one in found if one.rule != "DDP661"]
@@ -162,8 +176,61 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
 
 
-def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
-    for node in ast.walk(tree):
+def _in_python(file: SourceFile) -> Iterator[Finding]:
+    """Ports that a program writes down in an address of its group, and a job that it hands in again."""
+    if "init_process_group" in file.text or "dist" in file.text:
+        for match in ADDRESS.finditer(file.text):
+            where = _place_of(file, match.start())
+            port = match.group(1)
+            if not port:
+                message = "The port is drawn without a look whether it is free: rank 0 may find it taken."
+                yield finding(
+                    "DDP652", where, message, "Let the system choose one: bind port 0 on rank 0, and pass it on."
+                )
+            elif int(port) in EPHEMERAL:
+                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+                yield finding("DDP652", where, message, "Use torchrun --standalone on one node, or a port below 32768.")
+            else:
+                message = (
+                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+                )
+                yield finding(
+                    "DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job."
+                )
+    for pattern in (PORT_OPTION, PORT_VARIABLE) if GROUPS.search(file.text) else ():
+        for match in pattern.finditer(file.text):
+            port, where = match.group(1), _place_of(file, match.start())
+            if int(port) in EPHEMERAL:
+                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+                yield finding("DDP652", where, message, "Make it from the job, below 32768.")
+            else:
+                message = (
+                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+                )
+                yield finding(
+                    "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
+                )
+    for match in REQUEUES.finditer(file.text):
+        if not COUNTED.search(file.text) and _is_used(file.text, match.start()):
+            message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
+            fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."
+            yield finding("DDP353", _place_of(file, match.start()), message, fix)
+
+
+def _is_used(text: str, start: int) -> bool:
+    """Whether the function in which something stands is named elsewhere in the file."""
+    defined = list(re.finditer(r"^[ \t]*def (\w+)", text[:start], re.MULTILINE))
+    return not defined or len(re.findall(rf"\b{defined[-1][1]}\b", text)) > 1
+
+
+def _place_of(file: SourceFile, start: int) -> tuple[str, int, int]:
+    line = file.text.count("\n", 0, start) + 1
+    return file.path, line, start - file.text.rfind("\n", 0, start)
+
+
+def _environ(tree: ast.Module, text: str, path: str) -> Iterator[Setting]:
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if SETS.search(line)]
+    for node in _around(tree.body, lines):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             if name := _environ_item(node.targets[0]):
                 yield Setting(name, _constant(node.value), path, node.lineno, node.col_offset + 1)
@@ -184,6 +251,27 @@ def _environ(tree: ast.AST, path: str) -> Iterator[Setting]:
                         for key, value in zip(given.keys, given.values, strict=True):
                             if key is not None and (name := _constant(key)):
                                 yield Setting(name, _constant(value), path, key.lineno, key.col_offset + 1)
+
+
+def _around(statements: Sequence[ast.stmt], lines: Sequence[int]) -> Iterator[ast.AST]:
+    """Yield the nodes of the statements that stand in some lines; a walk over all of a file takes most of the time."""
+    for statement in statements:
+        last = statement.end_lineno or statement.lineno
+        first = bisect_left(lines, statement.lineno)
+        if first == len(lines) or lines[first] > last:
+            continue
+        inner: list[ast.stmt] = []
+        for name, value in ast.iter_fields(statement):
+            parts = value if isinstance(value, list) else [value]
+            if name in ("body", "orelse", "finalbody"):
+                inner += parts
+            elif name in ("handlers", "cases"):
+                inner += [below for part in parts for below in part.body]
+            else:
+                for part in parts:
+                    yield from ast.walk(part) if isinstance(part, ast.AST) else ()
+        yield statement
+        yield from _around(inner, lines)
 
 
 def _environ_item(node: ast.expr) -> str | None:

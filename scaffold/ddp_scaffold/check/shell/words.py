@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-OPERATORS = ("&&", "||", ";;&", ";&", ";;", "|&", "&>>", "&>", ";", "|", "&", "(", ")", "\n")
+OPERATOR = re.compile(r"&&|\|\||;;&|;&|;;|\|&|&>>|&>|[;|&()\n]")
 REDIRECTION = re.compile(r"\d*(?:<<<|>>|>\||<&|>&|<>|<|>)")
 HEREDOC = re.compile(r"\d*<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.+-]+))")
 BACKSLASH = "\\"
@@ -75,6 +75,9 @@ SPECIAL = re.compile(r"[$`~'\"\\]")
 def tokens(text: str, line: int = 1, column: int = 1) -> Iterator[Token]:
     """Yield words, operators and comments. `line` and `column` say where the text begins in its file."""
     reader = _Reader(text)
+    if line == column == 1:
+        yield from _tokens(reader)
+        return
     for token in _tokens(reader):
         here = token.word
         shift = column - 1 if here.line == 1 else 0
@@ -94,20 +97,22 @@ def _tokens(reader: _Reader) -> Iterator[Token]:
             raw = reader.advance_to(len(text) if stop < 0 else stop)
             yield Token("comment", Word(raw, line, column))
             continue
-        heredoc = HEREDOC.match(text, reader.at)
+        redirects = char in "<>&" or char.isdigit()
+        heredoc = HEREDOC.match(text, reader.at) if redirects else None
         if heredoc and not text.startswith("<<<", reader.at):
             end = next(part for part in heredoc.groups()[1:] if part is not None)
             reader.heredocs.append((end, bool(heredoc.group(1))))
             reader.advance_to(heredoc.end())
             continue
-        redirection = REDIRECTION.match(text, reader.at)
+        redirection = REDIRECTION.match(text, reader.at) if redirects else None
         if redirection and not text.startswith(("<(", ">("), redirection.end() - 1):
             reader.advance_to(redirection.end())
             target = True
             continue
-        operator = next((mark for mark in OPERATORS if text.startswith(mark, reader.at)), None)
-        if operator:
-            reader.advance_to(reader.at + len(operator))
+        marked = OPERATOR.match(text, reader.at) if char in ";|&()\n" else None
+        if marked:
+            operator = marked.group()
+            reader.advance_to(marked.end())
             if operator in ("&>", "&>>"):
                 target = True
                 continue

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 CLAIM = "LAUNCH_CLAIM"  # the variable by which ranks know that their launch script has taken the directory for them
-JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOBSET_UID")
+JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOBSET_UID", "SKYPILOT_TASK_ID")
 
 
 def space() -> str:

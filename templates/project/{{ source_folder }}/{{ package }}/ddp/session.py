@@ -52,7 +52,7 @@ from .start.again import how_to_go_on
 from .start.arrival import arrive
 from .start.elastic import tell_torchrun
 from .start.groups import Job, meet, setup_distributed, shutdown
-from .start.launcher import Place, attempt, detect
+from .start.launcher import Place, attempt, detect, has_own_disk
 from .start.logs import Rows, describe, log_to_console, log_to_file, say_last, show_whole_lines
 from .start.network import check_master, interfaces
 from .start.rendezvous import Waiting, rendezvous, tell_all
@@ -306,6 +306,8 @@ def _run_directory(job: Job, run: RunSettings, flags: StopFlags, heartbeat_s: fl
     Waiting(job.store, job.place, job.clocks, flags).until(["run_id"])
     os.environ[owner.CLAIM] = job.store.get("holder").decode()  # of whatever this rank may start as well
     directory = run.dir / job.store.get("run_id").decode()
+    if has_own_disk():
+        outcome.make_folders(directory)
     if not (directory / "logs").is_dir():
         raise ConfigError(
             f"{job.who(job.rank)} does not see {directory.resolve()}, which rank 0 has made",

@@ -13,6 +13,7 @@ from ..agree import from_rank0, gather
 from ..polling import poll
 from ..start.findings import Finding
 from ..start.groups import Job
+from ..start.launcher import has_own_disk
 from ..start.settings import RunSettings
 
 LITTLE_DISK = 1 << 30
@@ -50,8 +51,11 @@ def writable(directory: Path) -> tuple[dict[str, Any], list[Finding]]:
 def shared(job: Job, directory: Path) -> list[Finding]:
     """Every rank writes a file; rank 0 looks for all of them, the others for rank 0's. Every rank calls it.
 
-    By name, never by listing: a network file system may answer an old listing for a minute.
+    By name, never by listing: a network file system may answer an old listing for a minute. Where each node has a
+    directory of its own, which the launch script has filled and keeps in a bucket, there is nothing to share.
     """
+    if has_own_disk():
+        return []
     token = from_rank0(job, f"{time.time():.6f}-{os.getpid()}")
     files = [directory / f".preflight-{token}-{rank}" for rank in range(job.world_size)]
     mine = files[job.rank]

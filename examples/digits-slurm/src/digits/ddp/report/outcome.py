@@ -23,10 +23,15 @@ with suppress(OSError, ValueError, AttributeError, IndexError):  # exactly, wher
 VERSION = 1  # of the run directory's format: a public contract, see README.md
 
 
-def begin(run_dir: Path, attempt: int, world_size: int) -> None:
-    """Make the run directory and note that an attempt begins. Rank 0 only."""
+def make_folders(run_dir: Path) -> None:
+    """What ranks write into. Rank 0 makes them, and so does every rank where nodes have directories of their own."""
     for name in ("logs", "heartbeats", "stacks", "checkpoints", "samples"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
+
+
+def begin(run_dir: Path, attempt: int, world_size: int) -> None:
+    """Make the run directory and note that an attempt begins. Rank 0 only."""
+    make_folders(run_dir)
     (run_dir / "outcome.json").unlink(missing_ok=True)
     if attempt == 0:  # started by hand, so an old wish to stop is over; an automatic restart still honours it
         (run_dir / "stop").unlink(missing_ok=True)

@@ -98,6 +98,11 @@ def attempt(environ: Mapping[str, str] = os.environ) -> int:
     return by_job + _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
+def has_own_disk(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the run directory is another one on each node: launch/sky.sh fills it, and keeps it in a bucket."""
+    return environ.get("LAUNCH_OWN_DISKS") == "1"
+
+
 def cpus_for_this_process(place: Place) -> int:
     """CPU cores this process may use: its affinity mask, shared by the node's tasks unless the scheduler split it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
@@ -143,4 +148,10 @@ def _refuse_half_set(environ: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{', '.join(present)} set, but not {', '.join(missing)}: every process would train alone",
             "start through torchrun, or unset them for a run with one process",
+        )
+    nodes = environ.get("SKYPILOT_NUM_NODES", "")  # SkyPilot runs the same commands on each node, and starts no ranks
+    if nodes.isdigit() and int(nodes) > 1 and "SKYPILOT_NODE_RANK" in environ:
+        raise ConfigError(
+            f"SKYPILOT_NUM_NODES={nodes}, and nothing has started ranks: every node would train alone",
+            "start through launch/sky.sh, or unset SKYPILOT_NUM_NODES for a run with one process",
         )

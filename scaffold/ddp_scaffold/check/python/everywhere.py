@@ -1,0 +1,297 @@
+"""Rules for what every rank does although one should: downloads, folders, logs, a look for the checkpoint."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .ranks import argument
+from .saves import NODES
+from .stops import SPAWN
+
+OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
+CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
+WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
+ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
+BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
+PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
+
+
+def downloads(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data sets that every rank downloads and unpacks into one folder."""
+    if not _of_ranks(context, function):
+        return
+    for call in function.calls:
+        if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
+            continue
+        alike = [
+            c
+            for c in context.calls_in_component(function.module, call.last)
+            if is_constant(keyword(c.node, "download"), True)
+        ]
+        if any(not _on_every_rank(context, c, 0) for c in alike):
+            continue  # one rank has been first
+        message = (
+            f"every rank downloads and unpacks `{call.last}` into the same folder at the same time: a rank may read"
+            " what another one has not finished writing, and the download is made once a rank"
+        )
+        fix = f"call `{shown(call.node.func)}` with download=True before the job, or on one rank of each node first"
+        yield Found("DDP609", function.module, call.node, message, fix)
+
+
+def _of_ranks(context: Context, function: Function) -> bool:
+    """Tell whether the ranks run a function: they make data sets, too, and what starts them runs before they do."""
+    if not context.plain(function.module) or any(call.name in SPAWN for call in function.calls):
+        return False
+    owner = function.of_class
+    makes_data = function.name == "__init__" and owner is not None and any("Dataset" in base for base in owner.bases)
+    return makes_data or context.run_by_ranks(function)
+
+
+def caches(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a file that every rank makes if it does not see it, as a cache of prepared data."""
+    if not _of_ranks(context, function):
+        return
+    for test, _, _ in function.tests:
+        looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
+        path = _looked_for(looks[0]) if len(looks) == 1 else ""
+        if not path:
+            continue
+        for call in function.calls:
+            guards = [g.test for g in call.place.guards]
+            if test.test not in guards or any(ALONE.search(ast.unparse(guard)) for guard in guards):
+                continue
+            if not _on_every_rank(context, call, 0):
+                continue
+            words = {
+                w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)
+            }
+            if _writes(call, path) and not any(OWN.search(word) for word in {path, *words}):
+                message = (
+                    f"every rank that does not see `{path}` makes it, all at the same time: a rank may read what"
+                    " another one is writing, and the work is done once a rank"
+                )
+                fix = "make it before the job, or on one rank, and rename it into its place when it is complete"
+                yield Found("DDP614", function.module, call.node, message, fix)
+                return
+
+
+def _looked_for(call: ast.Call) -> str:
+    """Return the name of what is looked for by `os.path.exists(path)` and `path.exists()`."""
+    if len(call.args) == 1:
+        return dotted(call.args[0])
+    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
+
+
+def _writes(call: Call, path: str) -> bool:
+    """Tell whether a call writes a file: `open(path, "wb")`, `np.save(path, x)`, `torch.save(x, path)`."""
+    given = [dotted(value) for value in call.node.args]
+    if call.name == "open":
+        mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
+        return given[:1] == [path] and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+    return call.last in ("save", "savez", "tofile", "dump") and path in given
+
+
+def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
+    """Tell whether a call stands under no condition of the rank, nor do the calls by which it is reached."""
+    if context.ranks.partial(call) is not None or context.ranks.alone(call.function, call.place.guards):
+        return False
+    if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
+        return False
+    sites = context.program.sites.get(id(call.function), ())
+    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in sites)
+
+
+def workers(context: Context, function: Function) -> Iterator[Found]:
+    """Yield loaders of each rank that take as many workers as the node has CPUs."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "num_workers") if call.last == "DataLoader" else None
+        if given is None:
+            continue
+        values = [given, *(a.value for a in context.program.assigned(function, dotted(given)) if dotted(given))]
+        value = next((v for v in values if isinstance(v, ast.Call) and CPUS.match(ast.unparse(v))), None)
+        if value is not None:
+            message = (
+                f"every rank starts `{shown(value)}` workers, so n ranks of a node start n times as many processes as"
+                " it has CPUs: they take turns, and all ranks wait for the slowest"
+            )
+            fix = f"divide it by the ranks of a node: `{shown(value)} // torch.cuda.device_count()`"
+            yield Found("DDP411", function.module, call.node, message, fix)
+
+
+def folders(context: Context, function: Function) -> Iterator[Found]:
+    """Yield folders that every rank makes if it does not see them: all but the first fail."""
+    if not _of_ranks(context, function):
+        return
+    for call in function.calls:
+        made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
+        made = made or (call.last == "mkdir" and not call.node.args and call.name != "os.mkdir")
+        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not _on_every_rank(context, call, 0):
+            continue
+        absent = any(re.search(r"exists\(|isdir\(|is_dir\(", ast.unparse(g.test)) for g in call.place.guards)
+        words = {name for value in arguments_of(call.node) for name in names_in(value)}
+        if not absent or any(OWN.search(word) for word in words) or any(p == "body" for _, p in call.place.tries):
+            continue
+        message = (
+            "every rank looks whether the folder is there and makes it if not: ranks that look at the same time all"
+            " make it, and all but the first end with FileExistsError"
+        )
+        yield Found("DDP612", function.module, call.node, message, "give it exist_ok=True, and leave the test out")
+
+
+def logs(context: Context, function: Function) -> Iterator[Found]:
+    """Yield TensorBoard and W&B runs that every rank opens, into one folder."""
+    if not _of_ranks(context, function):
+        return
+    for call in function.calls:
+        named = call.last if call.last == "SummaryWriter" else call.name
+        if named not in WRITERS or not _on_every_rank(context, call, 0) or _in_choice(context, call):
+            continue
+        words = {name for value in arguments_of(call.node) for name in names_in(value)}
+        for name in sorted(words):
+            for assignment in context.program.assigned(function, name):
+                words |= names_in(assignment.value) if assignment.value is not None else set()
+        words |= _given_by_callers(context, function, words)
+        text = " ".join(ast.unparse(value) for value in arguments_of(call.node))
+        if (
+            _switched_off(context, call)
+            or any(OWN.search(word) for word in words)
+            or OWN.search(text)
+            or keyword(call.node, "mode") is not None
+        ):
+            continue
+        message = (
+            f"every rank opens `{shown(call.node, 40)}`: all ranks write into one file or run, and each line or step is"
+            " there as often as there are ranks"
+        )
+        fix = f"call `{shown(call.node.func)}` where the rank is 0, and None elsewhere"
+        yield Found("DDP613", function.module, call.node, message, fix)
+
+
+def _given_by_callers(context: Context, function: Function, names: set[str]) -> set[str]:
+    """Return the names in what callers give for those of the names that are parameters."""
+    found: set[str] = set()
+    for site in context.program.sites.get(id(function), ()):
+        for name in names & set(function.parameters) - {"self", "cls"}:
+            value = argument(site, function, name)
+            found |= names_in(value) if value is not None else set()
+    return found
+
+
+def _switched_off(context: Context, call: Call) -> bool:
+    """Tell whether a setting under which a call stands is made of the rank elsewhere."""
+    for guard in call.place.guards:
+        last = dotted(guard.test).rpartition(".")[2]
+        if last and context.says(
+            call.function.module, re.compile(rf"\b{last}['\"]?\]?\s*=[^=\n]*(?:rank|main|master)")
+        ):
+            return True
+    return False
+
+
+def _in_choice(context: Context, call: Call) -> bool:
+    """Tell whether a class makes it for whoever makes an object: that may be rank 0 only."""
+    return call.function.name == "__init__" and not context.program.sites.get(id(call.function))
+
+
+def resumes(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a run that goes on, or begins, by each rank's own look for its checkpoint, on several nodes."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    for test, place, _ in function.tests:
+        values = [test.test, *(v for name in sorted(names_in(test.test)) for v in _values(function, name))]
+        looks = [n for value in values for n in ast.walk(value) if isinstance(n, ast.Call) and _looks(n)]
+        if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
+        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_ENVIRONMENT)
+        if path is None or not nodes or _is_option(context, function, path):
+            continue
+        inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]
+        chooses = _names_resume(test)
+        if not chooses and (not any(_loads(context, c) for c in inner) or not _goes_on(function, test)):
+            continue
+        message = (
+            f"each rank looks for `{shown(path, 40)}` itself: on a node that does not see the file that rank 0 has"
+            " written, ranks begin anew while the others go on, and their steps do not meet"
+        )
+        fix = "let rank 0 look, and broadcast what it has found to all ranks"
+        yield Found("DDP611", function.module, looks[0], message, fix)
+        return
+    yield from _missing_files(context, function)
+
+
+def _missing_files(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `except FileNotFoundError` around a load after which training begins anew."""
+    for node, place in function.tries:
+        caught = [h for h in node.handlers if h.type is not None and "FileNotFoundError" in names_in(h.type)]
+        inner = [c for c in function.calls if (node, "body") in c.place.tries]
+        load = next((c for c in inner if _loads(context, c)), None)
+        if not caught or load is None or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        ends = any(isinstance(part, ast.Raise) for part in ast.walk(caught[0]))
+        goes_on = any(
+            c.last in ("backward", "train", "fit", "train_epoch") for c in function.calls if c.order > load.order
+        )
+        if ends or not goes_on or not context.says_near(function.module, NODES):
+            continue
+        message = (
+            f"a rank that does not find the file of `{shown(load.node.func, 40)}` begins anew, while those that see it"
+            " go on: their steps do not meet"
+        )
+        yield Found("DDP611", function.module, load.node, message, "let rank 0 look, and broadcast what it has found")
+
+
+def _names_resume(test: ast.If) -> bool:
+    """Tell whether the body of a test sets the file from which the run goes on: `args.resume = last`."""
+    targets = [t for s in test.body for p in ast.walk(s) if isinstance(p, ast.Assign) for t in p.targets]
+    return any(re.search(r"resume|checkpoint_path|ckpt_path", dotted(target).rpartition(".")[2]) for target in targets)
+
+
+def _values(function: Function, name: str) -> list[ast.expr]:
+    return [a.value for a in function.assignments.get(name, ()) if a.value is not None]
+
+
+def _loads(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call loads a file of torch, itself or in a function of these files."""
+    if call.name == "torch.load":
+        return True
+    target = context.program.called(call)
+    return target is not None and depth < 2 and any(_loads(context, c, depth + 1) for c in target.calls)
+
+
+def _looks(node: ast.Call) -> bool:
+    return (node.func.attr if isinstance(node.func, ast.Attribute) else "") in (
+        *("exists", "isfile", "is_file", "isdir", "is_dir"),
+    )
+
+
+def _is_option(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a path is what the user gives: `args.resume`; a parameter counts too, its callers may give that."""
+    if isinstance(node, ast.Name):
+        if node.id in function.parameters:
+            return True
+        values = [a.value for a in context.program.assigned(function, node.id) if a.value is not None]
+        return not values or any(_is_option(context, function, value) for value in values if dotted(value) != node.id)
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return False
+    last = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice)
+    return not re.search(r"out|save|log|work|exp|run", last.lower())  # the folder of the run is no choice of a file
+
+
+def _goes_on(function: Function, test: ast.If) -> bool:
+    """Tell whether a counter of epochs or steps gets its value in a branch of a test."""
+    body = {id(part) for statement in (*test.body, *test.orelse) for part in ast.walk(statement)}
+    return any(
+        PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
+        for name, assigned in function.assignments.items()
+    )
+
+
+RULES = ()
+OF_RANKS = (downloads, workers, folders, logs, resumes, caches)  # only where several ranks run the file

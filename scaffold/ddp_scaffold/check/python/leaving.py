@@ -1,0 +1,222 @@
+"""Rules for ranks that leave alone a loop in which the ranks work together: by the rank, a clock, their own data."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Exit, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
+from .ranks import Who
+
+CLOCKS = {"time.time", "time.monotonic", "time.perf_counter", "datetime.datetime.now", "datetime.now"}
+FINITE = {"isnan", "isinf", "isfinite"}
+
+
+def exits(context: Context, function: Function) -> Iterator[Found]:
+    """Yield exits that some ranks take out of a loop in which the ranks work together."""
+    for leave in function.exits:
+        if leave.kind not in ("break", "return", "exit") or not leave.place.loops or not leave.place.guards:
+            continue
+        if any("Error" in name or name == "NotImplemented" for name in names_in(leave.node)):
+            continue  # it is meant to fail
+        loop = leave.place.loops[-1] if leave.kind == "break" else leave.place.loops[0]
+        found = _partial_exit(context, function, leave, loop)
+        if found is None or not context.together(function, loop):
+            continue
+        guard, who = found
+        if any(_never_set(context, function, inner) for inner in leave.place.guards):
+            continue
+        ranks = context.ranks.words(guard, who)
+        message = (
+            f"{ranks} leaves the loop of line {function.module.position(loop.lineno)[1]} here;"
+            " the others go on in it, and wait in its next collective until the timeout"
+        )
+        fix = (
+            f"decide it on one rank, give the decision to all (`torch.distributed.broadcast`), and {leave.kind} on all,"
+            f" outside of `if {shown(guard.test, 40)}`"
+        )
+        yield Found("DDP104", function.module, leave.node, message, fix)
+
+
+def _never_set(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition is an attribute that is False wherever these files set it."""
+    if not (guard.holds and isinstance(guard.test, ast.Attribute)):
+        return False
+    last = guard.test.attr
+    values = [
+        a.value
+        for module in context.in_component(function.module)
+        for other in module.functions
+        for name, assigned in other.assignments.items()
+        if name.rpartition(".")[2] == last and "." in name
+        for a in assigned
+    ]
+    return bool(values) and all(is_constant(value, False) for value in values)
+
+
+def _partial_exit(context: Context, function: Function, leave: Exit, loop: ast.stmt) -> tuple[Guard, Who] | None:
+    if context.ranks.alone(function, leave.place.guards):
+        return None
+    for position, guard in enumerate(leave.place.guards):
+        who = context.ranks.guard(function, guard)
+        if who is None or guard.line < loop.lineno:  # who has left before the loop is not in it
+            continue
+        opposite = any(
+            other.kind == leave.kind
+            and len(other.place.guards) > position
+            and other.place.guards[position].test is guard.test
+            and other.place.guards[position].holds != guard.holds
+            for other in function.exits
+        )
+        return None if opposite else (guard, who)
+    return None
+
+
+def flags(context: Context, function: Function) -> Iterator[Found]:
+    """Yield loops that are left by a flag which is set on some ranks only, and which no collective has shared."""
+    for test, place, order in function.tests:
+        name = dotted(test.test)
+        leaves = [e for e in function.exits if e.node in test.body and e.kind in ("break", "return")]
+        if not name or not leaves or not place.loops or name in function.parameters:
+            continue
+        assigned = function.assignments.get(name, [])
+        set_by = [
+            (a, guard, who)
+            for a in assigned
+            for guard in a.place.guards
+            if (who := context.ranks.guard(function, guard)) is not None and a.order < order
+        ]
+        free = [a for a in assigned if all(a is not one for one, _, _ in set_by)]
+        constant = all(isinstance(a.value, ast.Constant) for a in free)
+        given = any(name in names_in(argument) for c in function.calls for argument in arguments_of(c.node))
+        if not (set_by and free and constant) or given or len({who for _, _, who in set_by}) > 1:
+            continue
+        if place.loops and context.together(function, place.loops[-1]):
+            _, guard, who = set_by[0]
+            ranks = context.ranks.words(guard, who)
+            line = function.module.position(set_by[0][0].node.lineno)[1]
+            message = (
+                f"{ranks} sets `{name}` (line {line}), so only there the loop ends; the others wait in the next step"
+            )
+            fix = f"share `{name}` before this test: broadcast it from rank 0 to all ranks"
+            yield Found("DDP104", function.module, leaves[0].node, message, fix)
+
+
+def decisions(context: Context, function: Function) -> Iterator[Found]:
+    """Yield tests of a rank's own data, clock or files that skip or end a step of all ranks."""
+    if id(function.module) not in context.distributed:
+        return
+    for test, place, order in function.tests:
+        leaves = _leaves_of(function, test)
+        if leaves is None or not place.loops or context.ranks.alone(function, place.guards):
+            continue
+        if any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        loop = place.loops[-1] if leaves.kind in ("break", "continue") else place.loops[0]
+        if not context.together(function, loop):
+            continue
+        if context.agreed(function, names_in(test.test)):
+            continue
+        found = _unreduced(function, test.test, loop, leaves, order) or _clock(function, test.test, leaves)
+        found = found or _file(function, test.test, leaves)
+        if found is not None:
+            rule, reason = found
+            until = " until the launcher ends them (srun does not by default)" if leaves.kind == "exit" else ""
+            message = (
+                f"{reason}; that rank leaves the step alone, and the others wait for it in the next collective{until}"
+            )
+            fix = f"reduce the decision `{shown(test.test, 40)}` over all ranks (`all_reduce` with MAX) before the `if`"
+            yield Found(rule, function.module, test, message, fix)
+
+
+def _leaves_of(function: Function, test: ast.If) -> Exit | None:
+    last = test.body[-1]
+    return next((e for e in function.exits if e.node is last and e.kind != "raise"), None)
+
+
+def _unreduced(function: Function, test: ast.expr, loop: ast.stmt, leaves: Exit, order: int) -> tuple[str, str] | None:
+    """Return why a test depends on this rank's batch, if it does."""
+    if not any(c.last == "backward" and loop in c.place.loops for c in function.calls) or _same_everywhere(test):
+        return None
+    finite = [n for n in ast.walk(test) if isinstance(n, ast.Call) and last_of(n) in FINITE]
+    if finite and not any("grad" in name or "norm" in name for name in names_in(test)):
+        names = names_in(test)
+        made = [a.value for n in names for a in function.assignments.get(n, ()) if a.value is not None]
+        if not any("clip_grad" in ast.unparse(value) for value in made):
+            return "DDP105", f"`{shown(test, 40)}` looks at the loss of one rank"
+    if leaves.kind not in ("continue", "break") or not isinstance(loop, (ast.For, ast.AsyncFor)):
+        return None
+    backward = [c.order for c in function.calls if c.last == "backward" and loop in c.place.loops]
+    if min(backward) < order or not (_of_batch(function, loop) & names_in(test)):
+        return None
+    return "DDP105", f"`{shown(test, 40)}` looks at the batch of one rank"
+
+
+def _same_everywhere(test: ast.expr) -> bool:
+    """Tell whether a test asks for types, keys or sizes of a batch, which are the same on all ranks."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) and last_of(node) in ("isinstance", "hasattr", "callable", "issubclass"):
+            return True
+        if isinstance(node, ast.Compare):
+            right = node.comparators[0]
+            zero = isinstance(right, ast.Constant) and right.value in (0, None)
+            sized = {"shape", "size", "len", "batch_size"} & names_in(node)
+            if any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops) or (sized and not zero):
+                return True
+    return False
+
+
+def _of_batch(function: Function, loop: ast.For | ast.AsyncFor) -> set[str]:
+    """Return the names that hold this rank's batch in a loop over a loader; the index of enumerate is none."""
+    source = loop.iter
+    target: ast.expr = loop.target
+    if isinstance(source, ast.Call) and last_of(source) == "enumerate" and source.args:
+        source = source.args[0]
+        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    if not any(word in ast.unparse(source).lower() for word in ("loader", "dataset", "batches")):
+        return set()
+    found = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            value = assignment.value
+            if loop not in assignment.place.loops or value is None or isinstance(value, ast.Call):
+                continue
+            if found & names_in(value) and not {"shape", "size", "len"} & names_in(value):
+                found.add(name)
+    return found
+
+
+def _clock(function: Function, test: ast.expr, leaves: Exit) -> tuple[str, str] | None:
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
+    made = [a.value for n in names for a in function.assignments.get(n, ()) if a.value is not None]
+    reads = [node for node in (test, *made) if any(c in ast.unparse(node) for c in CLOCKS)]
+    looks = isinstance(test, (ast.Compare, ast.BoolOp)) and reads and leaves.kind != "continue"
+    return ("DDP107", f"`{shown(test, 40)}` reads the clock of each rank, and no two read the same") if looks else None
+
+
+def _file(function: Function, test: ast.expr, leaves: Exit) -> tuple[str, str] | None:
+    exists = any(isinstance(n, ast.Call) and last_of(n) in ("exists", "isfile", "is_file") for n in ast.walk(test))
+    if not exists or leaves.kind == "continue":
+        return None
+    return "DDP108", f"`{shown(test, 40)}` looks at the file system, where ranks see a new file at different times"
+
+
+def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `while time.time() < end:` around steps of all ranks."""
+    for loop, _ in function.loops:
+        if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
+            continue
+        steps = [c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
+        meets = any(c.last == "backward" or any(e.kind != "forward" for e in context.effects.of(c)) for c in steps)
+        if id(function.module) in context.distributed and meets:
+            message = (
+                f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"
+                " and waits in it for the ranks that have left"
+            )
+            fix = "let rank 0 read the clock and broadcast its decision at each turn, or count steps"
+            yield Found("DDP107", function.module, loop, message, fix)
+
+
+RULES = (exits, flags, clocked_loops)
+OF_RANKS = (decisions,)  # only where several ranks run the file

@@ -1,0 +1,166 @@
+"""Rules for seeds: set where no rank has them, or the same on all ranks although each should draw for itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .results import SEEDS
+from .stops import SPAWN
+
+MANUAL = {"torch.manual_seed", "torch.random.manual_seed"}
+OWN = re.compile(r"rank|local|gpu|device|pid|time|worker|world|node", re.IGNORECASE)
+DRAWS = re.compile(r"(?:random|numpy\.random|torch)\.(?:rand\w*|choice\w*|shuffle|permutation|sample|normal|uniform)")
+# Classes of torchvision and albumentations that draw numbers, and functions that are called so.
+AUGMENTS = re.compile(
+    r"Random\w+|ColorJitter|TrivialAugmentWide|AutoAugment|RandAugment|AugMix|(?:Shift)?ScaleRotate|\w*Aug(?:ment\w*)?"
+)
+MAX_DEPTH = 4
+
+
+def before_spawn(context: Context, function: Function) -> Iterator[Found]:
+    """Yield seeds of a process that only starts the ranks: mp.spawn starts them anew, and they inherit no generator."""
+    spawn = next((c for c in function.calls if c.name in SPAWN), None)
+    if spawn is None or not spawn.node.args or is_constant(keyword(spawn.node, "start_method"), "fork"):
+        return
+    worker = context.program.lookup(function.module, dotted(spawn.node.args[0]))
+    seeds = [c for c in function.calls if c.order < spawn.order and _seeds_torch(context, c)]
+    if not seeds or not isinstance(worker, Function) or _seeds_within(context, worker):
+        return
+    imported = [c for c in function.module.body.calls if c.last in SEEDS and not _under_main(c)]
+    between = [c for c in function.calls if seeds[0].order < c.order < spawn.order]
+    if imported or any(_may_draw(context, c) for c in between):
+        return
+    line = function.module.position(spawn.node.lineno)[1]
+    message = (
+        f"this seeds the process that starts the ranks; those of mp.spawn (line {line}) are new processes that do not"
+        f" inherit it, and nothing in `{worker.name}` seeds them: two runs with one seed differ"
+    )
+    fix = f"call `{shown(seeds[0].node, 40)}` at the beginning of `{worker.name}`, in each rank"
+    yield Found("DDP503", function.module, seeds[0].node, message, fix)
+
+
+def _seeds_torch(context: Context, call: Call) -> bool:
+    """Tell whether a call seeds torch, itself or in a helper of these files."""
+    if call.name in MANUAL:
+        return True
+    target = context.program.called(call)
+    return target is not None and any(inner.name in MANUAL for inner in target.calls)
+
+
+def _seeds_within(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a function, or one that it calls, seeds anything."""
+    for call in function.calls:
+        if call.last in SEEDS or re.search(r"seed|determinis", call.last):
+            return True
+        target = context.program.called(call)
+        inner = target is not None and target is not function and depth < MAX_DEPTH
+        if target is not None and inner and _seeds_within(context, target, depth + 1):
+            return True
+    return False
+
+
+def _under_main(call: Call) -> bool:
+    return any("__name__" in ast.unparse(guard.test) for guard in call.place.guards)
+
+
+def _may_draw(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call draws from a generator, or makes a data set or a model: then the seed had an effect."""
+    if DRAWS.fullmatch(call.name) or re.search(r"data|model|net|split|loader|build", call.last, re.IGNORECASE):
+        return True
+    target = context.program.called(call)
+    return target is not None and depth < MAX_DEPTH and any(_may_draw(context, c, depth + 1) for c in target.calls)
+
+
+def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
+    if not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    if any(call.name in SPAWN for call in function.calls) or not _augments(context, function):
+        return
+    for call in function.calls:
+        if not (call.name in MANUAL or _seeds_torch(context, call)) or not call.node.args:
+            continue
+        if context.ranks.partial(call) is not None or context.ranks.alone(function, call.place.guards):
+            continue
+        if not isinstance(function.node, ast.Module) and _is_helper(context, function, call):
+            continue  # the call of the helper is looked at
+        if _is_own(context, function, call) or _seeded_apart(context, function) or _optional(context, function, call):
+            continue
+        message = (
+            "all ranks have this seed: worker k of every rank draws the same augmentations, and dropout the same masks,"
+            " so the samples of a step are augmented alike"
+        )
+        fix = f"write `{shown(call.node.func)}({shown(call.node.args[0], 30)} + rank)`: DDP makes the weights equal"
+        yield Found("DDP608", function.module, call.node, message, fix)
+        return
+
+
+def _is_helper(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a seed is a parameter of a function that is called in these files."""
+    return dotted(call.node.args[0]) in function.parameters and bool(context.program.sites.get(id(function)))
+
+
+def _is_own(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a seed may be the rank's own: made of the rank, the time, or of what is not known."""
+    words = {name for value in arguments_of(call.node) for name in names_in(value)}
+    for name in sorted(words):
+        for assignment in context.program.assigned(function, name):
+            words |= names_in(assignment.value) if assignment.value is not None else {"rank"}
+    target = context.program.called(call)
+    inner = target.calls if target is not None and call.name not in MANUAL else []
+    words |= {name for one in inner for value in arguments_of(one.node) for name in names_in(value)}
+    text = ast.unparse(target.node) if target is not None else ""
+    return any(OWN.search(word) for word in words) or "rank" in text
+
+
+def _seeded_apart(context: Context, function: Function) -> bool:
+    """Tell whether something else in the program seeds by the rank, so that equal seeds may be meant."""
+    for last in (*SEEDS, "Generator", "DataLoader", "set_rng_state"):
+        for call in context.calls_in_component(function.module, last):
+            if last == "DataLoader":
+                given = keyword(call.node, "worker_init_fn")
+                if keyword(call.node, "generator") is not None or (
+                    given is not None and _may_know(context, call, given)
+                ):
+                    return True
+            elif "?" not in call.name and any(
+                re.search(r"rank", name) for value in arguments_of(call.node) for name in names_in(value)
+            ):
+                return True
+    return False
+
+
+def _may_know(context: Context, call: Call, given: ast.expr) -> bool:
+    """Tell whether what seeds the workers may know the rank: it is not here, or the rank stands in it."""
+    target = context.program.lookup(call.function.module, dotted(given)) if dotted(given) else None
+    return not isinstance(target, Function) or re.search(r"rank|gpu", ast.unparse(target.node)) is not None
+
+
+def _optional(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether nothing is seeded unless the user asks for it: the option has no default, or None."""
+    if not any("seed" in name for guard in call.place.guards for name in names_in(guard.test)):
+        return False
+    for option in context.calls_in_component(function.module, "add_argument"):
+        named = any(isinstance(a, ast.Constant) and "seed" in str(a.value) for a in option.node.args)
+        if named and is_constant(keyword(option.node, "default") or ast.Constant(None), None):
+            return True
+    return False
+
+
+def _augments(context: Context, function: Function) -> bool:
+    """Tell whether a data set of the program draws, by itself or with transforms that do."""
+    for module in context.in_component(function.module):
+        for other in module.functions:
+            item = other.name == "__getitem__" or "transform" in other.name or other.name == "__call__"
+            for call in other.calls:
+                if AUGMENTS.fullmatch(call.last) or (item and DRAWS.fullmatch(call.name)):
+                    return True
+    return False
+
+
+RULES = (before_spawn,)
+OF_RANKS = (equal_on_all,)  # only where several ranks run the file

@@ -118,6 +118,15 @@ def test_ranks_that_could_all_run_no_python_code_are_told_by_their_stacks(outcom
 
 
 # ----------------------------------------------------------------------------------------------------- the exit code
+def test_an_end_that_follows_a_line_cut_short_can_be_read(outcome: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "attempts.jsonl"
+    path.write_text('{"event": "start", "attempt": 0}\n{"event": "st')
+    for attempt in (0, 1):
+        outcome._leave(tmp_path, attempt, 78, "launcher_misconfig", "no launcher")
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines[:1] + lines[2:]] == ["start", "end", "end"]
+
+
 def test_the_last_rows_name_who_where_and_what_to_do(outcome: ModuleType, tmp_path: Path) -> None:
     reason = "rank 3 (n2) raised ConfigError: x is unknown\n  -> write y"
     content = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import importlib
@@ -117,6 +118,55 @@ def test_the_memory_of_a_copy_is_used_again(part: Part) -> None:
 
 def test_what_cannot_be_copied_is_said(part: Part) -> None:
     assert "cannot pickle" in part("saving.snapshot").freeze({"module": sys})
+
+
+class Counting(torch.optim.AdamW):
+    """Beside its moments, state of two other types: a moment in half the memory, and a count that no float holds."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for parameter, state in self.state.items():
+            state["half"] = state["exp_avg"].bfloat16()
+            state["updates"] = 1 + state.get("updates", torch.full_like(parameter, 2**53, dtype=torch.int64))
+        return loss
+
+
+def stepped(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a checkpoint holds after three more steps, in memory of its own."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(torch.ones(1, 2, dtype=next(network.parameters()).dtype)).sum().backward()
+        optimizer.step()
+    return copy.deepcopy({"model": network.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+@pytest.mark.parametrize("kind", [Counting, torch.optim.NAdam, torch.optim.ASGD, torch.optim.SGD])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_of_an_optimiser_comes_back_in_the_types_that_it_had(
+    part: Part, tmp_path: Path, kind: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    """Torch gives it that of its parameter: NAdam's float32 product beside bfloat16 would be another number."""
+    restore = part("restore")
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 2).to(dtype)
+    optimizer = kind(network.parameters())
+    saved, whole = stepped(network, optimizer), stepped(network, optimizer)
+    orders = restore.parameter_orders({"model": network, "optimizer": optimizer})
+    network = torch.nn.Linear(2, 2).to(dtype)
+    optimizer = kind(network.parameters())
+    restore.fill({"model": network, "optimizer": optimizer}, copy.deepcopy(saved), tmp_path, orders)
+    assert flat(optimizer.state_dict()) == flat(saved["optimizer"])
+    assert flat(stepped(network, optimizer)) == flat(whole), "to the bit"
+
+
+def test_state_follows_parameters_that_have_another_type_than_when_it_was_saved(part: Part, tmp_path: Path) -> None:
+    network = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(network.parameters())
+    saved = stepped(network, optimizer)
+    later = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    resumed = torch.optim.AdamW(later.parameters())
+    part("restore").fill({"model": later, "optimizer": resumed}, saved, tmp_path)
+    assert {state["exp_avg"].dtype for state in resumed.state.values()} == {torch.bfloat16}
 
 
 def write(part: Part, root: Path, step: int = 3) -> Path:
@@ -251,6 +301,35 @@ def test_a_disk_that_cannot_read_is_no_damage(part: Part, tmp_path: Path, monkey
         directory.read(path, lambda _note: None)
 
 
+@pytest.mark.parametrize("spoilt", ["empty", "unreadable"])
+def test_a_run_of_which_no_checkpoint_can_be_read_does_not_begin_anew(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    """At a requeue nobody reads a warning: weeks of work would be made once more, over the files of the run."""
+    directory = part("saving.directory")
+    paths = [write(part, tmp_path, step) for step in (3, 4)]
+    if spoilt == "empty":
+        for path in paths:
+            (path / "state.pt").write_bytes(b"")
+    else:
+        monkeypatch.setattr(os, "preadv", lambda *_given: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    for _ in range(2):
+        with pytest.raises(directory.NoneWhole, match=r"step_00000004: .*step_00000003: "):
+            directory.read_newest(tmp_path, lambda _note: None)
+        assert sorted(tmp_path.iterdir()) == paths, "as they were: the next start must not begin anew, either"
+
+
+def test_where_no_checkpoint_can_be_read_all_ranks_end_with_78(project: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run/checkpoints/step_00000005"
+    path.mkdir(parents=True)
+    said, root = run(project, tmp_path, "trains", ranks=2)
+    outcome = json.loads((tmp_path / "run/outcome.json").read_text())
+    assert (outcome["exit_code"], outcome["restart"]) == (78, False), said
+    assert "step_00000005: [Errno 2]" in outcome["reason"]
+    assert "run.resume" in outcome["reason"]
+    assert list(root.iterdir()) == [path]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_named_with_what_is_left_of_it(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,6 +393,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(project: Path, tmp_path:
     assert said.count("copied False") == 2, said
     assert "beside training, which stood still for" in said
     assert sorted(path.name for path in root.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+def test_the_line_of_a_step_is_there_before_its_checkpoint(project: Path, tmp_path: Path) -> None:
+    """Lines are written at the next one, as a rule; a run that is killed before does not make this step again."""
+    said, _ = run(project, tmp_path, "logs")
+    assert re.findall("^lines .*", said, re.MULTILINE) == ["lines 1", "lines 2"], said
 
 
 def test_what_is_being_written_is_waited_for_before_one_is_loaded(project: Path, tmp_path: Path) -> None:
@@ -490,6 +575,18 @@ def test_what_is_no_tensor_is_left_out_and_named(part: Part, tmp_path: Path) -> 
     fresh.load_state_dict(safetensors.load_file(tmp_path / "to/weights.safetensors"), strict=False)
     assert torch.equal(fresh[1].bias, network.module[1].bias)
     assert (tmp_path / "to/weights.safetensors").stat().st_mode == (tmp_path / "to/settings.yaml").stat().st_mode
+
+
+@pytest.mark.parametrize("spoilt", [b"\xff\xfe", b"\0" * 90, b"words\n", b"- 1\n", b""], ids=range(5))
+def test_spoilt_settings_cost_the_settings_and_not_the_export(part: Part, tmp_path: Path, spoilt: bytes) -> None:
+    pytest.importorskip("safetensors")
+    saved_run(part, tmp_path)
+    for name in ("settings.yaml", "settings.txt", "wrapped.json"):
+        (tmp_path / name).write_bytes(spoilt)
+    said = part("export").export(tmp_path, tmp_path / "to")
+    assert "\nno settings of this run can be read: settings.yaml is empty" in said
+    assert (tmp_path / "to/weights.safetensors").stat().st_size > 0
+    assert (tmp_path / "to/settings.yaml").read_text() == "{}\n"
 
 
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"  # Python ignores SIGXFSZ

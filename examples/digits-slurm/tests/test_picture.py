@@ -250,6 +250,65 @@ def test_without_a_whole_line_of_attempts_there_is_a_report(tmp_path: Path, atte
     assert text.startswith(f"# Run {tmp_path.name}: no outcome yet\n\n## Attempts\n\nNo start is on record.\n")
 
 
+def a_run(run_dir: Path) -> None:
+    """Leave what a run leaves that has ended well after two starts."""
+    events = []
+    for number in range(2):
+        events += [{"event": "start", "attempt": 0, "world_size": 2, "time": 1000.0 + 100 * number}]
+        events += [{"event": "end", **Verdict(0, "benign", "training is done").as_dict(), "attempt": 0}]
+        events[-1]["time"] = 1050.0 + 100 * number
+    lines = [{"step": step, "loss": 1 / step, "step_seconds": 0.1, "time": 1000.0 + step} for step in range(1, 200)]
+    slow = [{"step": 7, "text": "rank 1 took longer"}]
+    for name, rows in (("attempts", events), ("metrics", lines), ("slow", slow)):
+        (run_dir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run_dir / "heartbeats").mkdir()
+    for rank in range(2):
+        state = RankState(rank, "n1", phase="shutdown", step=199, phase_seconds={"data": 1.0})
+        (run_dir / f"heartbeats/rank{rank}.json").write_text(state.to_json())
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        b'{"step": 3, "te{"step": 5, "text": "glued", "event": "start"}\n',
+        b'{"step": 30, "lo',
+        b"\0" * 100,
+        b"\xff\xfe\n",
+        b'{"event": "start", "step": "7", "text": 7}\n',
+        b'{"event": "end", "step": null, "loss": 0.1}\n',
+        b'{"step": 1e999, "loss": [1]}\n{"step": 400, "loss": "x", "step_seconds": {}, "time": "y"}\n',
+        b"[" * 100_000 + b"\n",
+        b'[1]\n7\n"x"\n{}\n',
+    ],
+    ids=["glued", "cut", "zeros", "no text", "types", "null", "infinite", "deep", "no objects"],
+)
+@pytest.mark.parametrize("name", ["attempts.jsonl", "metrics.jsonl", "slow.jsonl", "heartbeats/rank1.json"])
+def test_what_is_spoilt_costs_itself_and_no_report(tmp_path: Path, name: str, spoilt: bytes) -> None:
+    """By a kill, a full disk, or a power failure, after which files end in zeros or are empty."""
+    a_run(tmp_path)
+    path = tmp_path / name
+    path.write_bytes(spoilt if name.startswith("heartbeats") else path.read_bytes() + spoilt)
+    assert report.write(tmp_path, running=False)
+    text = (tmp_path / "report.md").read_text()
+    assert re.search(r"\| 2 \| 2 \| [^|]+ \| 50 s \| done \| training is done \|", text)
+    assert "| loss | 0.0050251 | 199 |" in text
+    assert "rank 1 took longer" in text
+    assert "| 0 | n1 | 199 | shutdown |" in text
+
+
+def test_a_line_that_follows_one_that_was_cut_short_can_be_read(tmp_path: Path) -> None:
+    """Joined to what a kill or a full disk has left of a line, a start would be in no report."""
+    a_run(tmp_path)
+    for name in ("attempts.jsonl", "slow.jsonl"):
+        with open(tmp_path / name, "a") as file:
+            file.write('{"event": "e')
+    outcome.begin(tmp_path, 0, 3)
+    report.note_slow(tmp_path, 8, ["rank 2 took longer"])
+    assert [event.get("world_size") for event in outcome.attempts(tmp_path)] == [2, None, 2, None, 3]
+    assert "rank 2 took longer" in (tmp_path / "report.md").read_text()
+    assert len((tmp_path / "slow.jsonl").read_text().splitlines()) == 3, "no empty lines"
+
+
 def test_an_end_that_only_outcome_json_has_is_told(tmp_path: Path) -> None:
     """The disk was full, or a kill came, between the two files."""
     left_behind(tmp_path)

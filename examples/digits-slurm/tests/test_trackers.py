@@ -137,6 +137,14 @@ def test_an_agent_of_wandb_chooses_the_id_of_all_starts(
     assert [start["id"] for start in calls(wandb, "init")] == ["x3k9", "x3k9"]
 
 
+def test_what_a_kill_has_left_of_metrics_does_not_switch_wandb_off(tmp_path: Path, wandb: Path) -> None:
+    track(tmp_path / "run", TrackerSettings(tracker="wandb"), [5, 10], BADLY)
+    with open(tmp_path / "run/metrics.jsonl", "ab") as file:
+        file.write(b'\xff\xfe{"st\n{"step": 1e999}\n{"step": "x"}\n[1]\n')
+    track(tmp_path / "run", TrackerSettings(tracker="wandb"), [10, 15], WELL)
+    assert [row["step"] for row in calls(wandb, "log") if "loss" in row] == [5, 10, 15]
+
+
 def test_a_run_from_nothing_is_another_one_in_wandb(tmp_path: Path, wandb: Path) -> None:
     run_dir = tmp_path / "run"
     for resume in ("true", "false"):

@@ -143,8 +143,11 @@ def _leave(run_directory: Path, attempt: int, code: int, kind: str, reason: str)
         run_directory.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(content, indent=1))
         os.replace(aside, run_directory / "outcome.json")
-        with open(run_directory / "attempts.jsonl", "a") as file:
-            file.write(json.dumps({"event": "end", **content}) + "\n")
+        with open(run_directory / "attempts.jsonl", "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read(1) == b"\n" else b"\n")  # a kill has cut its last line short
+            file.write(json.dumps({"event": "end", **content}).encode() + b"\n")
     except OSError as error:
         print(f"[launch] outcome.json not written: {error}", file=sys.stderr)
 

@@ -68,9 +68,11 @@ def export(run_dir: Path, to: Path, name: str = "", which: str = "last") -> str:
     tensors, tied = weights(state)
     if not tensors:
         raise ConfigError(f"{name} holds no weights", f"choose with --of: {', '.join(objects)}")
-    _write(to, tensors, {"format": "pt", "step": str(step), "of": name, **tied}, settings_of(run_dir))
+    settings = settings_of(run_dir)
+    _write(to, tensors, {"format": "pt", "step": str(step), "of": name, **tied}, settings)
     size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
     said = f"{to / WEIGHTS}: {len(tensors)} tensors, {size:.1f} MB, {name} of step {step}; settings in {to / SETTINGS}"
+    said += "" if settings else f"\nno settings of this run can be read: {SETTINGS} is empty"
     if others := [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
         how = f'network.load_state_dict(load_file("{WEIGHTS}"), strict=False)'
         said += f"\nleft out, as no tensors: {', '.join(others)}; {how} does without them, load_model does not"
@@ -166,9 +168,10 @@ def settings_of(run_dir: Path, typed: bool = True) -> dict[str, Any]:
         typed: guess types from the text: an id 0123 would be a number. Without, it is left to who knows the settings.
     """
     path = run_dir / "settings.txt"
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    values: dict[str, Any] = {}
     with suppress(OSError, yaml.YAMLError, AttributeError):
-        values: dict[str, Any] = yaml.safe_load((run_dir / SETTINGS).read_text())
+        values = dict(yaml.safe_load((run_dir / SETTINGS).read_text(errors="replace")).items())
         rows = {re.escape(".".join(where)): re.escape(str(value)) for where, value in leaves(values)}
         if all(re.search(rf"^  {name} +(auto: )?{value}  \(", text, re.MULTILINE) for name, value in rows.items()):
             return values
@@ -181,7 +184,7 @@ def settings_of(run_dir: Path, typed: bool = True) -> dict[str, Any]:
                 inner = inner.setdefault(section, {})
             plain = found[2].removeprefix("auto: ")
             inner[key] = _value(plain) if typed or plain == "None" or plain[:1] in "[{(" else plain
-    return settings
+    return settings or values
 
 
 def _value(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -18,6 +17,7 @@ from pydantic import Field, field_validator
 from .errors import DONE
 from .kinds import Verdict
 from .meter import OF_A_RANK, Meter, Moment, in_words, leading, learning_rate_of_the_only_optimizer
+from .report import json_lines
 from .report.speed import NUMBERS
 from .start.groups import Job
 from .trace.heartbeat import beat, phase
@@ -150,6 +150,7 @@ class MetricLog:
         self._meter = Meter(job)
         self.latest: dict[str, float] = {}
         self._trackers = Trackers(settings, run_dir) if job.rank == 0 else None
+        _of_this_run[:] = [self]
 
     def scalars(self, step: int, values: dict[str, torch.Tensor], learning_rate: float | None = None) -> None:
         """Average scalar tensors over the ranks. Every rank must call it at the same step, with the same names.
@@ -227,8 +228,7 @@ class MetricLog:
         row = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
         row["time"] = round(when.time, 3)
         try:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(row) + "\n")
+            json_lines.append(self._path, [row])
         except OSError as error:
             if not self._warned:
                 log.warning("metrics are no longer written to %s: %s", self._path, error)
@@ -251,6 +251,16 @@ class MetricLog:
         if self._trackers is not None:
             self._trackers.end(verdict or Verdict(DONE, "benign", "training is done"))
             self._trackers.close()
+
+
+_of_this_run: list[MetricLog] = []  # the newest
+
+
+def write_pending() -> None:
+    """Write what `MetricLog.scalars` of this run has started last, if anything."""
+    with phase("log"):
+        for each in _of_this_run:
+            each.flush()
 
 
 def _in_a_line(step: int, values: dict[str, float], numbers: dict[str, float]) -> tuple[str, list[str]]:

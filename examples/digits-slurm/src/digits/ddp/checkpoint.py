@@ -23,6 +23,7 @@ from .agree import from_rank0, gather
 from .best import METRIC, Rating, best_of, checkpoints
 from .errors import CheckpointFailed, ConfigError, RunFailed, StopRequested
 from .guard import Progress, on_rank0
+from .metrics import write_pending
 from .restore import WRAPPED, compare_orders, fill, parameter_orders, wrapped
 from .restore import Stateful as Stateful
 from .rng import random_state, restore_random_state
@@ -119,6 +120,7 @@ def save(job: Job, run_dir: Path, counters: dict[str, int], objects: Objects, *,
         ConfigError: on all ranks, when it could not be loaded again, or would be a part of the state only.
         NonFinite: on all ranks, when trained parameters or the optimiser's moments hold NaN or infinity.
     """
+    write_pending()  # a run that goes on from this checkpoint does not make the steps before it again
     began, step = time.monotonic(), counters["step"]
     refuse_parts(objects)
     finish(job)  # what became of the one before is said before anything of this one
@@ -301,6 +303,9 @@ def load(job: Job, run_dir: Path, objects: Objects) -> dict[str, int] | None:
             return refused
         try:
             newest = directory.read_newest(root, progress)
+        except directory.NoneWhole as error:  # to begin anew would put another run in the place of this one
+            remedy = "look at them and at that file system; run.resume false sets them aside and begins anew"
+            return Refusal(f"no checkpoint in {root} can be loaded: {error}", remedy)
         except pickle.UnpicklingError as error:  # of an older release, or another torch
             problem, remedy = str(not_loadable(root, error)).split("\n  -> ")
             return Refusal(problem, remedy)

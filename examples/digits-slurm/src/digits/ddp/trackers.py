@@ -6,7 +6,6 @@ Only rank 0 has any. A tracker gets the numbers, what `draw` of sample.py has wr
 from __future__ import annotations
 
 import html
-import json
 import logging
 import os
 import queue
@@ -26,6 +25,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from .errors import DONE, STOPPED
 from .kinds import Verdict
+from .report import json_lines
 
 log = logging.getLogger("ddp")
 KNOWN = ("tensorboard", "wandb")
@@ -293,12 +293,10 @@ def _identity(run_dir: Path, fresh: bool) -> tuple[str, int]:
 
 def _last_step(run_dir: Path) -> int:
     """Of metrics.jsonl, before this start."""
-    steps = [-1]
     with suppress(OSError):
-        for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                steps.append(int(json.loads(line)["step"]))
-    return max(steps)
+        steps = [row.get("step") for row in json_lines.read(run_dir / "metrics.jsonl")]
+        return max((int(step) for step in steps if json_lines.is_number(step)), default=-1)
+    return -1
 
 
 def _config(run_dir: Path) -> dict[str, Any]:

@@ -60,7 +60,10 @@ class RankState:
     @classmethod
     def from_json(cls, text: str | bytes) -> RankState:
         """Of the same release or another: what is not known is left out. Raises ValueError, KeyError or TypeError."""
-        read = json.loads(text)
+        try:
+            read = json.loads(text)
+        except RecursionError as error:  # [[[[...
+            raise ValueError("nested too deeply") from error
         given = {each.name: read[name] for each in fields(cls) if (name := PUBLISHED.get(each.name, each.name)) in read}
         for name in ("recent", "unfinished"):
             given[name] = tuple(tuple(item) for item in given.get(name, ()))

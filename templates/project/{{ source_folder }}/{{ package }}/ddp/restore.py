@@ -19,6 +19,7 @@ from .start.groups import Job
 log = logging.getLogger("ddp")
 SORT = "a set has no order: collect parameters in a list or a dict, in the order of named_parameters()"
 WRAPPED = "wrapped.json"  # in the run directory: of each object in its checkpoints, what `wrapped` finds
+LOADED_BY_TORCH = torch.optim.Optimizer.load_state_dict
 WRAPPERS = (DistributedDataParallel, nn.DataParallel, AveragedModel)
 Orders = dict[str, list[str]]  # name of an optimiser -> the names of its parameters, "" where no module has it
 
@@ -54,10 +55,33 @@ def fill(
                 f"{checkpoint} does not fit the {name} of these settings: {why[:200]}{'...' * (len(why) > 200)}",
                 "resume with the settings of that run, or begin a new one (another run.id, or run.resume false)",
             ) from error
+        _keep_types(objects, name, saved)
     if new := sorted(objects.keys() - saved.keys()):  # switched on since
         log.warning("%s holds no %s: that begins anew", checkpoint, ", ".join(new))
     if old := sorted(saved.keys() - objects.keys()):
         log.warning("%s holds %s, which is switched off: dropped", checkpoint, ", ".join(old))
+
+
+def _keep_types(objects: Mapping[str, Stateful], name: str, saved: Mapping[str, Any]) -> None:
+    """Give the state of an optimiser back the types that it was saved with.
+
+    `Optimizer.load_state_dict` casts all but `step` to the type of its parameter (torch/optim/optimizer.py,
+    `_process_value_according_to_param_policy`): moments in bfloat16, counters, NAdam's float32 product beside weights
+    in bfloat16 would be others than before. Where a parameter has another type than then, torch's rule stays; so does
+    what an optimiser with rules of its own makes of it.
+    """
+    item = objects[name]
+    if not isinstance(item, torch.optim.Optimizer) or type(item).load_state_dict is not LOADED_BY_TORCH:
+        return
+    types: dict[int, torch.dtype] = {}  # of the parameters, as they were saved
+    for key, module in objects.items():
+        if isinstance(module, nn.Module) and key in saved:
+            types |= {id(own): saved[key][path].dtype for path, own in module.named_parameters() if path in saved[key]}
+    for place, parameter in enumerate(_held(item)):
+        before, now = saved[name]["state"].get(place, {}), item.state.get(parameter, {})
+        for key, value in before.items() if types.get(id(parameter)) == parameter.dtype else ():
+            if isinstance(value, Tensor) and key != "step" and value.dtype != now[key].dtype:
+                now[key] = value.to(now[key].device)
 
 
 def parameter_orders(objects: Mapping[str, Stateful]) -> Orders:

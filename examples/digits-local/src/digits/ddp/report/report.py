@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..best import best_of, checkpoints
 from ..errors import DONE, STOPPED
 from ..rank_state import RankState
-from . import outcome, picture, silence, timeline, trace_events
+from . import json_lines, outcome, picture, silence, timeline, trace_events
 from .chart import line_chart
 from .sentence import sentence
 from .speed import speed_rows, without_numbers
@@ -51,8 +51,7 @@ def write(run_dir: Path, running: bool = True) -> bool:
 def note_slow(run_dir: Path, step: int, texts: Sequence[str]) -> None:
     """Keep what was noticed about slow ranks and steps, and write the report while training goes on. Rank 0 only."""
     try:
-        with open(run_dir / "slow.jsonl", "a") as file:
-            file.writelines(json.dumps({"step": step, "text": text}) + "\n" for text in texts)
+        json_lines.append(run_dir / "slow.jsonl", [{"step": step, "text": text} for text in texts])
     except OSError as error:
         log.warning("slow.jsonl not written: %s", error)
     write(run_dir)
@@ -134,15 +133,14 @@ def _sections(run_dir: Path, metrics: list[dict[str, Any]], running: bool) -> li
         parts += ["## Samples", f"![newest samples](samples/{newest.name})"]
         parts += [f"{newest.stem}, {len(pictures)} pictures in samples/"]
     ranks = next((event["world_size"] for event in reversed(events) if event["event"] == "start"), 0)
-    beats = [run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(ranks)]
-    states = [RankState.from_json(path.read_text()) for path in beats if path.exists()]
+    states = _states(run_dir / "heartbeats" / f"rank{rank}.json" for rank in range(int(ranks)))
     if states:
         parts += ["## Ranks", "Seconds in each phase that took 1% or more, since the last start.", _rank_table(states)]
     slow = _slow(run_dir / "slow.jsonl")
     if slow:
         parts += ["## Slow ranks and steps", "\n".join(f"- {escaped(text)}" for text in slow[-10:])]
         parts += [f"The last 10 of {len(slow)}; all are in slow.jsonl."] if len(slow) > 10 else []
-    settings = (run_dir / "settings.txt").read_text() if (run_dir / "settings.txt").exists() else ""
+    settings = (run_dir / "settings.txt").read_text(errors="replace") if (run_dir / "settings.txt").exists() else ""
     parts += ["<details><summary>Effective settings, and who set each</summary>", _fenced(settings), "</details>"]
     return parts
 
@@ -194,6 +192,15 @@ def _speed(metrics: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[
     return ["## Speed", about, _table(["", "median", "last"], rows)] if rows else []
 
 
+def _states(paths: Iterable[Path]) -> list[RankState]:
+    """The last heartbeats that are there and whole: a full disk or a power failure may have left an empty one."""
+    found = []
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(RankState.from_json(path.read_text()))
+    return found
+
+
 def _rank_table(states: list[RankState]) -> str:
     longest = max(sum(state.phase_seconds.values()) for state in states)
     names = sorted({name for state in states for name, spent in state.phase_seconds.items() if spent >= longest / 100})
@@ -218,14 +225,9 @@ def _series(metrics: list[dict[str, Any]], names: Sequence[str]) -> dict[str, li
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Metrics of the steps that count: after a resume, steps made again replace those made before."""
     rows: list[dict[str, Any]] = []
-    if not path.is_file():
-        return rows
-    for text in path.read_text().splitlines():
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError:  # a kill in the middle of a line
-            continue
-        if not isinstance(row, dict) or "step" not in row:
+    for read in json_lines.read(path) if path.is_file() else []:
+        row = {name: value for name, value in read.items() if value is None or json_lines.is_number(value)}
+        if row.get("step") is None:
             continue
         while rows and _replaces(row, rows[-1]):
             rows.pop()
@@ -234,9 +236,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _slow(path: Path) -> list[str]:
-    texts = path.read_text().splitlines() if path.is_file() else []
-    rows = [json.loads(text) for text in texts if text.endswith("}")]  # a kill may have cut the last one short
-    return [f"step {row['step']}: {row['text']}" for row in rows]
+    rows = json_lines.read(path) if path.is_file() else []
+    return [f"step {row['step']}: {row['text']}" for row in rows if {"step", "text"} <= row.keys()]
 
 
 def _replaces(row: dict[str, Any], earlier: dict[str, Any]) -> bool:

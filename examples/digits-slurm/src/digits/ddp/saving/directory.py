@@ -33,6 +33,10 @@ class Damaged(Exception):
     """The files of a checkpoint are not those that were written."""
 
 
+class NoneWhole(Exception):
+    """There are checkpoints, and not one that can be loaded."""
+
+
 def write(
     root: Path,
     payload: dict[str, Any],
@@ -97,23 +101,30 @@ def _left(cause: Exception, root: Path) -> str:
     return f": {root}"
 
 
-def read_newest(root: Path, note: Note, rename: bool = True) -> tuple[str, dict[str, Any]] | None:
-    """Name and content of the newest checkpoint that is whole; None if there is none. Others are reported.
+def read_newest(root: Path, note: Note) -> tuple[str, dict[str, Any]] | None:
+    """Name and content of the newest checkpoint that is whole; None if there are no checkpoints.
 
-    Args:
-        rename: whether one that is not gets another name, so that it is neither tried again nor counted.
+    Newer ones are reported, and get another name, so that they are neither tried again nor counted.
 
-    Raises: what torch.load does, of a file that is as it was written.
+    Raises:
+        NoneWhole: there are some, and none is whole or can be read. They are left as they are.
+        Exception: what torch.load raises of a file that is as it was written.
     """
-    for candidate in reversed(checkpoints(root)):
+    there, broken = checkpoints(root), dict[Path, Exception]()
+    for candidate in reversed(there):
         try:
-            return candidate.name, read(candidate, note)
+            payload = read(candidate, note)
         except (OSError, Damaged) as error:
             log.warning("skipping broken checkpoint %s: %s", candidate, error)
-            if rename:
-                with suppress(OSError):
-                    candidate.rename(root / f"broken-{candidate.name}")
-    return None
+            broken[candidate] = error
+            continue
+        for path in broken:
+            with suppress(OSError):
+                path.rename(root / f"broken-{path.name}")
+        return candidate.name, payload
+    if broken and checkpoints(root) == there:
+        raise NoneWhole("; ".join(f"{path.name}: {error}" for path, error in broken.items()))
+    return read_newest(root, note) if broken else None  # another job has changed them meanwhile
 
 
 def read(directory: Path, note: Note) -> dict[str, Any]:

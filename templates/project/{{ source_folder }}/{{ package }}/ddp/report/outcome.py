@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CONFIG
 from ..kinds import Verdict
+from . import json_lines
 
 log = logging.getLogger("ddp")
 STARTED = time.time()  # about when this process began; the imports before can take half a minute on a busy host
@@ -85,14 +86,13 @@ def _outdated(existing: dict[str, Any], attempt: int, replace: bool) -> bool:
 
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:
-    """All events of attempts.jsonl, oldest first; a last line that a kill cut short is left out."""
-    found = []
-    for text in (run_dir / "attempts.jsonl").read_text().splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
+    """All events of attempts.jsonl, oldest first; what a kill cut short, or is no event, is left out."""
+    return [event for event in json_lines.read(run_dir / "attempts.jsonl") if _is_event(event)]
+
+
+def _is_event(row: dict[str, Any]) -> bool:
+    numbers = ("attempt", "time", "world_size") if row.get("event") == "start" else ("attempt", "time")
+    return row.get("event") in ("start", "end") and all(json_lines.is_number(row.get(name)) for name in numbers)
 
 
 def known(run_dir: Path) -> list[dict[str, Any]]:
@@ -107,5 +107,4 @@ def known(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _append(run_dir: Path, event: dict[str, Any]) -> None:
-    with open(run_dir / "attempts.jsonl", "a") as file:
-        file.write(json.dumps(event) + "\n")
+    json_lines.append(run_dir / "attempts.jsonl", [event])

@@ -105,7 +105,7 @@ def test_unreachable_url(cli, work, tmp_path):
 
 def test_template_that_needs_trust_is_refused(cli, work, fork):
     with (fork / "copier.yml").open("a") as file:
-        file.write("\n_tasks: [touch pwned]\n")
+        file.write("---\n_tasks: [touch pwned]\n")
     git(fork, "commit", "--quiet", "--all", "--message", "Tasks")
     refused(cli("new", "demo", "-y", "--template", str(fork)), work, 1, "unsafe")
 
@@ -169,8 +169,11 @@ def test_choices_and_defaults_in_other_files_of_a_fork(cli, work, fork):
     text = text.replace(
         "choices: [tensorboard, wandb, none]", "choices: \"{% include 'templates/questions/trackers.yml' %}\""
     )
+    copier.write_text(text)
+    clocks = fork / "templates" / "questions" / "clocks.yml"
     restarts = "\"{% include 'templates/questions/restarts.jinja' %}\""
-    copier.write_text(text.replace("default: 3\n", f"default: {restarts}\n"))
+    assert "default: 3\n" in clocks.read_text()
+    clocks.write_text(clocks.read_text().replace("default: 3\n", f"default: {restarts}\n"))
     git(fork, "add", "--all")
     git(fork, "commit", "--quiet", "--message", "Mine")
     options = ["--json", "--template", str(fork)]

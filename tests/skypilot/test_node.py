@@ -43,7 +43,7 @@ def test_stalls_are_restarted_within_bounds(sky: Sky, project: Path) -> None:
         cluster = start(sky, project, plan)
         codes += cluster.codes()
         cluster.preempt()  # the nodes of a recovery are new ones
-    assert codes == [70, 170]  # SkyPilot recovers after the first, and not after the second
+    assert codes == [70, 170], cluster.output()  # SkyPilot recovers after the first, and not after the second
     assert json.loads((sky.bucket / "job-1/launch.json").read_text())["restarts"] == 1
     assert json.loads((sky.bucket / "job-1/outcome.json").read_text())["attempt"] == 1
 

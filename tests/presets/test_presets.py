@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from cross_section import every
 from preset_helpers import fact, preset, run
 
 from ddp_scaffold.cli import app
@@ -266,7 +267,7 @@ def test_a_table_on_a_terminal() -> None:
     assert "generic-slurm" in shown
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(80, False), (120, True)])
+@pytest.mark.parametrize(("columns", "shown"), every(2, [(80, False), (120, True)]))
 def test_a_narrow_terminal_keeps_names_and_leaves_columns_out(columns: int, shown: bool) -> None:
     pexpect = pytest.importorskip("pexpect")
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}

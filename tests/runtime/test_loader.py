@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cross_section import every
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).with_name("loader_script.py")
@@ -233,7 +234,7 @@ def test_the_worker_at_fault_is_named(
     assert found[1] == expected, output
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+@pytest.mark.parametrize("start_method", every(2, ["forkserver", "fork"]))
 def test_a_worker_that_cannot_hand_over_its_batches_is_named(project: Path, start_method: str) -> None:
     """Its connection ends first, and a moment later the worker itself."""
     output = torchrun(project, "fault", ranks=1, DATA="cannot hand over", START_METHOD=start_method, LOADER_S="60")

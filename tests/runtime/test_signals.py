@@ -22,7 +22,12 @@ def project(render: Callable[..., Path]) -> Path:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("start_method", "processes"), [("forkserver", 6), pytest.param("spawn", 5, marks=pytest.mark.slow), ("fork", 5)]
+    ("start_method", "processes"),
+    [
+        ("forkserver", 6),
+        pytest.param("spawn", 5, marks=pytest.mark.slow),
+        pytest.param("fork", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_workers_outlive_signals_to_all(project: Path, tmp_path: Path, start_method: str, processes: int) -> None:
     """The training process, two times two workers, and with forkserver their server, all in reach of the signals."""

@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0
 # Two modules at a time: most tests wait for processes that wait for each other. The Slurm tests share one cluster.
 # `make test-update` takes a module apart when one worker has nothing left: the longest would come last.
 PARALLEL ?= --numprocesses 2 --dist loadscope
-# The cross-section, three at a time: on two cores it is a minute shorter for it.
+# The cross-section takes three at a time, and takes a module apart when one worker has nothing left.
 CROSS_SECTION ?= --numprocesses 3 --dist worksteal
 PYTEST_OPTIONS ?=
 PIP_OPTIONS ?= --quiet --disable-pip-version-check

@@ -105,7 +105,7 @@ def test_unreachable_url(cli, work, tmp_path):
 
 def test_template_that_needs_trust_is_refused(cli, work, fork):
     with (fork / "copier.yml").open("a") as file:
-        file.write("---\n_tasks: [touch pwned]\n")
+        file.write("\n_tasks: [touch pwned]\n")
     git(fork, "commit", "--quiet", "--all", "--message", "Tasks")
     refused(cli("new", "demo", "-y", "--template", str(fork)), work, 1, "unsafe")
 

@@ -146,8 +146,8 @@ def test_a_release_that_would_hurt_is_refused(checkout, fault, said):
     elif fault == "moved":  # to a file that is not there
         next(project.glob("*/*/ddp/start/launcher.py")).unlink()
     elif fault == "question":
-        text = (checkout / "copier.yml").read_text()
-        (checkout / "copier.yml").write_text(text.replace("max_restarts", "restarts"))
+        questions = checkout / "templates" / "questions" / "clocks.yml"
+        questions.write_text(questions.read_text().replace("max_restarts", "restarts"))
     elif fault == "choice":
         change(checkout / "copier.yml", "[tensorboard, wandb, none]", "[tensorboard, none]")
     elif fault == "tasks":

@@ -50,6 +50,7 @@ def test_the_page_names_each_test_of_the_contract(render: Callable[..., Path]) -
     assert set(re.findall(r"`(test_\w+)`", PAGE)) == set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
 
 
+@pytest.mark.timeout(300)
 def test_the_four_files_of_the_page(render: Callable[..., Path], mypy_cache: Path) -> None:
     """Its tests pass, and nothing is asked of its style: the files are neither formatted nor typed."""
     project = replaced(render({"package": "digits"}), "page")

@@ -124,9 +124,16 @@ def ask(port: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
 def served(ports: dict[str, str], tmp_path: Path) -> Any:
+    """Listens already: another node that asks for the end before that takes the first one to be gone."""
     process = subprocess.Popen([sys.executable, NODES, "serve", ports["LAUNCH_PORT"], tmp_path])
+    until(lambda: listens(int(ports["LAUNCH_PORT"])), "the first node to listen")
     yield process
     process.kill()
     process.wait()

@@ -55,6 +55,7 @@ def say(project: Path, what: str, directory: Path) -> str:
     return next(line for line in done.stdout.splitlines() if line.startswith("sums"))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0"])
 def test_releases_read_each_other(
     history_of_now: Path, render: Callable[..., Path], tmp_path: Path, version: str

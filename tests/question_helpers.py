@@ -14,10 +14,13 @@ from jinja2.sandbox import SandboxedEnvironment
 ROOT = Path(__file__).parents[1]
 
 
-def refusal(name: str, value: Any, known: Mapping[str, Any]) -> str:
-    """Why an answer is refused, as copier asks the validator of its question; `known` is what the preset says."""
+def refusal(name: str, value: Any, known: Mapping[str, Any], **others: Any) -> str:
+    """Why an answer is refused, as copier asks the validator of its question; `known` is what the preset says.
+
+    `others` are further answers.
+    """
     data = {"title": "a place", **{fact: {"value": each, "source": "a page"} for fact, each in known.items()}}
-    context = {"known": dict(known), "preset_data": data, "nodes": 2, "qos": "", name: value}
+    context = {"known": dict(known), "preset_data": data, "nodes": 2, "qos": "", **others, name: value}
     environment, questions = _template()
     return environment.from_string(questions[name]["validator"]).render(context).strip()
 

@@ -29,6 +29,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from kubelet import expanded
+
 PREFIX = "jobset.sigs.k8s.io"
 BRIDGE, NET, SECOND, NET6 = "k8stbr0", "10.79.0", "10.80.0", "fd79"
 STATE = Path(os.environ["K8S_STANDIN"])
@@ -154,14 +156,16 @@ def start(job_set: dict[str, Any], index: int, attempt: int) -> tuple[dict[str, 
     shm = next(each["emptyDir"]["sizeLimit"] for each in spec["volumes"] if each["name"] == "shm")
     size = (STATE / "shm").read_text() if (STATE / "shm").exists() else shm.removesuffix("i")
     inside = ["bash", "-ec", CONTAINER, "-", host, os.environ["K8S_STANDIN_RUNS"], mounts["runs"], str(hosts), size]
+    variables = environment(container, labels, index, message)
     command = [
         "nsenter", f"--net=/run/netns/{namespace(index)}",
         "unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-        *inside, *container["command"], *container.get("args", []),
+        *inside, *container["command"],
+        *(expanded(word, variables) for word in container.get("args", [])),
     ]  # fmt: skip
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, cwd=os.environ["K8S_STANDIN_IMAGE"], env=environment(container, labels, index, message),
+            command, cwd=os.environ["K8S_STANDIN_IMAGE"], env=variables,
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     pod = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubelet import expanded
 from launch_helpers import environment
 from manifests import job_of, pod_of, problems, read
 from question_helpers import refusal
@@ -91,6 +92,7 @@ def test_what_the_answers_and_the_preset_say(render: Callable[..., Path]) -> Non
     objects = read(render(EVERYTHING))
     pod, template = pod_of(objects), job_of(objects)["template"]
     assert job_of(objects)["completions"] == job_of(objects)["parallelism"] == 3
+    assert template["metadata"]["labels"] == {"sidecar.istio.io/inject": "false"}
     assert template["metadata"]["annotations"] == {
         "networks": '[{"name": "eth1"}]   evil: "\'{{ x }}',  # each text of one's own file becomes one line
         "a/b": "yes",
@@ -126,6 +128,31 @@ def test_names_of_pods_are_dns_labels(render: Callable[..., Path]) -> None:
     assert re.fullmatch(r"[a-z]([a-z0-9-]{,61}[a-z0-9])?", longest)
 
 
+@pytest.mark.parametrize("word", ["on", "null", "1e3"])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_names_are_texts_whatever_yaml_makes_of_such_a_word(render: Callable[..., Path], kind: str, word: str) -> None:
+    name = word if word.isalpha() else "demo"  # a project's name has a letter first
+    answers = {"preset": "generic-kubernetes", "kubernetes_kind": kind, "kubernetes_namespace": word}
+    for each in read(render(answers, name=name)):
+        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == (name, word)
+        assert each["spec"].get("runtimeRef", {}).get("name", name) == name
+
+
+def test_pods_have_the_image_of_today_and_no_key_to_the_cluster(render: Callable[..., Path]) -> None:
+    pod = pod_of(read(render(NVIDIA)))
+    assert pod["containers"][0]["imagePullPolicy"] == "Always"
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_shm_is_a_part_of_the_memory(render: Callable[..., Path]) -> None:
+    assert "less than 32Gi" in refusal("shm_size", "32Gi", {"scheduler": "kubernetes"}, memory="32Gi")
+    assert "less than 1Ti" in refusal("shm_size", "1024Gi", {"scheduler": "kubernetes"}, memory="1Ti")
+    assert not refusal("shm_size", "1023Gi", {"scheduler": "kubernetes"}, memory="1Ti")
+    assert not refusal("shm_size", "1Ti", {"scheduler": "kubernetes"}, memory="")
+    with pytest.raises(ValueError, match="the memory of the pod"):  # that of the default, too
+        render({"preset": "generic-kubernetes", "memory": "16Gi"})
+
+
 SECRETS = [
     "hf_abcdefghijklmnopqrstuvwxyz",
     "0123456789abcdef0123456789abcdef01234567",
@@ -134,10 +161,10 @@ SECRETS = [
 ]
 NAMES = ["a b", "a;b", "$(touch pwned)", "a\n  evil: x", "a'b", 'a"b', "{{ x }}", "A", "-a", "a: b", "&a", "a" * 300]
 REFUSED = {
-    "secret": [*SECRETS, *NAMES],
+    "secret": [*SECRETS, *NAMES, "a..b"],
     "pull_secret": SECRETS,
     "kubernetes_namespace": [*NAMES, "a.b", ""],
-    "runs_claim": [*NAMES, ""],
+    "runs_claim": [*NAMES, "", "a..b", "a.-b"],
     "partition": NAMES,
     "container_image": [*NAMES, "", "r.example.org/X:1", "r.example.org/x:1@sha256:0", "https://r.example.org/x"],
     "memory": ["1.5Gi", "1.5", "512", "512G", "512gi", "-1Gi", "1Gi\n", "0Gi"],
@@ -150,6 +177,7 @@ REFUSED = {
 TAKEN = {
     "secret": ["", "wandb", "my-app.keys"],
     "kubernetes_namespace": ["team-a", "0"],
+    "runs_claim": ["runs", "a.b-c.0", "a" * 63],
     "partition": ["", "team-a"],
     "container_image": ["x", "r.example.org:5000/team/x_y:1.0-A", "ghcr.io/a/b@sha256:" + "0" * 64],
     "memory": ["", "512Gi", "1Ti"],
@@ -172,12 +200,13 @@ def test_copier_asks_the_validators(render: Callable[..., Path]) -> None:
 def test_arguments_reach_a_pod_as_they_are(render: Callable[..., Path]) -> None:
     project = render(NVIDIA)
     (project / "launch/settings.py").unlink()
-    arguments = ["--train.steps", "5", "--run.dir", "a'b\"c\n- {evil: $(touch pwned)}", "&x"]
+    hostile = ["a'b\"c\n- {evil: $(touch pwned)}", "&x", "$(NNODES)", "$$(NNODES)", "a$$b", "$", "$(", "{{ x }}"]
+    arguments = ["--train.steps", "5", "--run.dir", *hostile]
     command = [sys.executable, project / "launch/kube.py", "submit", "--name", "n1", "--image", "x:1", "--dry-run"]
     done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=environment())
     (job_set,) = json.loads(done.stdout)["items"]
     container = pod_of([job_set])["containers"][0]
-    assert container["args"] == arguments
+    assert [expanded(word, {"NNODES": "2"}) for word in container["args"]] == arguments
     assert container["command"] == ["bash", "launch/pod.sh"]
     assert job_set["metadata"]["name"] == "n1"
 

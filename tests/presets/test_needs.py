@@ -52,6 +52,8 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
         ("nebius-soperator", {}, []),
         ("nebius-soperator", {"container_image": "a.sqsh"}, []),
         ("lambda-1cc", {}, []),
+        ("gke-a3-mega", {"container_image": "r.example.org/x:1"}, ["interface"]),
+        ("gke-a3-mega", {"container_image": "r.example.org/x:1", "nodes": 1}, []),
     ],
 )
 def test_what_nobody_provides_is_named_with_the_line_to_add(
@@ -139,6 +141,15 @@ def test_a_need_that_nobody_meets_names_a_way_out() -> None:
         for fact in load.load_preset(path).needs:
             if fact.value.by == "user":
                 assert fact.value.add, f"{path.stem}: {fact.value.what}"
+
+
+def test_what_pods_need_is_named_before_they_are_started() -> None:
+    example = {"container_image": "registry.example.com/x:1", "kubernetes_namespace": "team-a", "runs_claim": "shared"}
+    (image,) = needs(facts("generic-kubernetes", **example))
+    assert image.startswith("an image of yours (--set container_image=")
+    assert needs(facts("generic-kubernetes", **{**example, "container_image": "r.example.org/x:1"})) == []
+    steps = next_steps("demo", ["launch/kube.py"], example, facts("generic-kubernetes"))
+    assert steps[-2:] == ["kubectl get --namespace team-a pvc shared", "launch/kube.py submit"]
 
 
 def test_a_partition_of_other_nodes_names_the_answers_that_fit() -> None:

@@ -110,8 +110,9 @@ def test_setup_makes_an_environment_with_what_is_locked(render: Callable[..., Pa
     assert failed.returncode == 1, failed.stdout + failed.stderr  # SkyPilot calls it FAILED_SETUP
 
 
-def test_a_setting_that_does_not_exist_is_refused_at_once(sky: Sky, render: Callable[..., Path]) -> None:
-    cluster = sky.start(render(ANSWERS), "job-1", TRAINING="--train.setps 5")
+@pytest.mark.parametrize("training", ["--train.setps 5", "--train.batch_size 8\n--train.setps 5\n"])
+def test_a_setting_that_does_not_exist_is_refused_at_once(sky: Sky, render: Callable[..., Path], training: str) -> None:
+    cluster = sky.start(render(ANSWERS), "job-1", TRAINING=training)
     assert cluster.codes() == [78]
     assert "did you mean --train.steps?" in cluster.output()
     assert not (sky.bucket / "job-1").exists()

@@ -20,7 +20,7 @@ def next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], fa
     """Return the commands for a project in `dest`. The launch scripts take `.venv`, if it is there."""
     known = facts.get("known") or {}
     if KUBE in scripts:
-        return [f"cd {shlex.quote(dest)}", *_with_pods(str(answers["container_image"]))]
+        return [f"cd {shlex.quote(dest)}", *_with_pods(answers)]
     if SKY in scripts:
         return [f"cd {shlex.quote(dest)}", *_with_skypilot(answers)]
     if not answers.get("container_image"):
@@ -30,11 +30,13 @@ def next_steps(dest: str, scripts: Sequence[str], answers: Mapping[str, Any], fa
     return [f"cd {shlex.quote(dest)}", *steps, _start(scripts, answers)]
 
 
-def _with_pods(image: str) -> list[str]:
-    """The image, and a Python for the script that submits."""
-    image = shlex.quote(image)
+def _with_pods(answers: Mapping[str, Any]) -> list[str]:
+    """The image, a Python for the script that submits, and whether the claim for runs is there."""
+    image = shlex.quote(str(answers["container_image"]))
     build = f"docker build --file launch/Dockerfile --tag {image} . && docker push {image}"
-    return [VENV, "source .venv/bin/activate", "python -m pip install PyYAML", build, f"{KUBE} submit"]
+    namespace, claim = answers["kubernetes_namespace"], answers["runs_claim"]
+    steps = [VENV, "source .venv/bin/activate", "python -m pip install PyYAML", build]
+    return [*steps, f"kubectl get --namespace {namespace} pvc {claim}", f"{KUBE} submit"]
 
 
 def _with_skypilot(answers: Mapping[str, Any]) -> list[str]:

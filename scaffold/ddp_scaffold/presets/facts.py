@@ -10,6 +10,7 @@ from typing import Any
 from .schema import Limit, Preset
 
 OLD_DAYS = 365  # older facts come with a warning
+EXAMPLE_IMAGE = "registry.example.com/"  # how the default answer of container_image begins, for pods
 EXAMPLE_STORE = re.compile(r"[a-z0-9]+://my-bucket/.*|my-volume")  # the default answer of runs_store
 SHOWN = 4  # so many limits; `presets show` prints all
 HOW = {
@@ -91,6 +92,8 @@ def needs(facts: Mapping[str, Any]) -> list[str]:
         found.append(
             "a bucket or volume of yours for runs (--set runs_store=s3://NAME/FOLDER, or launch/train.sky.yaml)"
         )
+    if known.get("scheduler") == "kubernetes" and str(facts.get("container_image") or "").startswith(EXAMPLE_IMAGE):
+        found.append("an image of yours (--set container_image=REGISTRY/NAME:1, or launch/kube.py submit --image)")
     return found + _too_many_gpus(facts) + _unprovided(facts)
 
 

@@ -16,7 +16,7 @@ import pytest
 from launch_helpers import environment, until
 
 ANSWERS = {"preset": "generic-kubernetes"}
-CONTAINER = {"name": "node", "image": "r.example.org/x:1", "args": ["--data.name", "$$(NNODES) b"]}
+CONTAINER = {"name": "node", "image": "r.example.org/x:1", "args": ["--run.dir", "$$(NNODES) b"]}
 POD_SPEC = {"template": {"spec": {"containers": [CONTAINER]}}}
 SPEC = {"replicatedJobs": [{"template": {"spec": POD_SPEC}}]}
 RUNNING: dict[str, Any] = {"kind": "JobSet", "metadata": {"name": "x"}, "spec": SPEC}
@@ -139,7 +139,7 @@ def test_a_run_resumes_with_the_arguments_that_it_had(kube: Kube) -> None:
     (job_set,) = json.loads((kube.folder / "new").read_text())["items"]
     made = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
     assert (made["image"], made["args"]) == (CONTAINER["image"], CONTAINER["args"])
-    assert "launch/kube.py resume x --image r.example.org/x:1 --data.name '$(NNODES) b' goes on" in done.stderr
+    assert "launch/kube.py resume x --image r.example.org/x:1 --run.dir '$(NNODES) b' goes on" in done.stderr
     assert kube.calls().index("delete jobset x") < kube.calls().index("create")
 
 

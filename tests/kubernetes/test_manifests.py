@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from kubelet import expanded
-from launch_helpers import environment
+from launch_helpers import environment, ready, with_standin
 from manifests import job_of, pod_of, problems, read
 from question_helpers import refusal
 
@@ -120,6 +121,28 @@ def test_what_the_answers_and_the_preset_say(render: Callable[..., Path]) -> Non
     values = {each["name"]: each.get("value") for each in container["env"]}
     assert values["LAUNCH_GRACE_S"] == str(pod["terminationGracePeriodSeconds"]) == "120"
     assert (values["NNODES"], values["NPROC"]) == ("3", "8")
+
+
+@pytest.mark.slow  # torchrun
+def test_ranks_look_for_the_driver_where_googles_clusters_mount_it(render: Callable[..., Path], tmp_path: Path) -> None:
+    project = with_standin(render({"preset": "generic-kubernetes", "nodes": 1, "gpus_per_node": 1}), tmp_path / "demo")
+    (project / "launch/settings.py").unlink()  # the stand-in for training has no settings, but a plan
+    script = project / "launch/pod.sh"
+    script.write_text(script.read_text().replace('refuse_unknown_settings "$@"\n', ""))
+    driver = tmp_path / "nvidia"
+    for folder in ("lib64", "bin"):
+        (driver / folder).mkdir(parents=True)
+    pod = {"JOB_COMPLETION_INDEX": "0", "JOBSET_NAME": "one", "DDP_RUN__DIR": str(project / "runs"), "NNODES": "1"}
+    with socket.socket() as free:  # a pod has a network of its own, and this test has not
+        free.bind(("127.0.0.1", 0))
+        pod["MASTER_PORT"] = str(free.getsockname()[1])
+    more = {"NPROC": "1", "MASTER_ADDR": "localhost", "LAUNCH_DRIVER": str(driver), "LD_LIBRARY_PATH": "/opt/x"}
+    command = ["bash", script, "--plan", "done"]
+    done = subprocess.run(command, env=environment(**pod, **more), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (rank,) = ready(project / "runs/one", 0, 1)
+    assert rank["env"]["LD_LIBRARY_PATH"] == f"/opt/x:{driver}/lib64"
+    assert rank["env"]["PATH"].endswith(f":{driver}/bin")
 
 
 def test_names_of_pods_are_dns_labels(render: Callable[..., Path]) -> None:

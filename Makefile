@@ -1,5 +1,5 @@
 # make demo       generate a project and train it on 2 CPU ranks: stopped half-way, resumed by itself, a picture at the end
-# make test       a cross-section of the tests; no root, 9 minutes on 2 cores
+# make test       a cross-section of the tests; no root, 7 minutes on 2 cores
 # make test-slurm what needs root: real jobs on a two-node Slurm on this machine, and pods in namespaces
 # make test-update projects of every release, brought to the working tree; and the built package
 # make test-more what make test leaves out of a project's own tests, of explain, the five post-mortems, the pages' commands, the recipes

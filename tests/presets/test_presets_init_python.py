@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,13 @@ def test_a_machine_without_a_scheduler_is_not_asked_for_modules(tool: Tool, tmp_
         {"by": "user", "add": "Python 3.10 or later"},
     ]
     assert yaml.safe_load(Path("desk.yml").read_text())["extends"] == "local"
+
+
+@pytest.mark.parametrize(("missing", "makes"), [("", "venv"), ("ensurepip", "bare"), ("venv", "bare")])
+def test_a_python_that_can_make_no_environment_says_so(missing: str, makes: str) -> None:
+    """Debian's python3 without python3-venv, which has no ensurepip."""
+    finds = f"lambda name: None if name == {missing!r} else real(name)"
+    without = f"import importlib.util as util; real = util.find_spec; util.find_spec = {finds}"
+    program = f"{without}\n{probe_python._ASK_PYTHON}"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[0].split()[-1] == makes

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SKIPPED = "nonfinite_loss: 4 steps had a NaN or infinite gradient, more than train.max_nonfinite allows (2)"
+STEP = " (phase train, step 10)\n"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -718,6 +721,14 @@ CASES: tuple[Case, ...] = (
         (3,),
         "rank_killed: rank 1 (n2) is gone: its process ended by SIGKILL; last heard of in phase forward, step 5\nstep 7 loss 2\ncuda_oom: rank 3 (n2) ran out of memory (phase forward, step 7)\n",
     ),
+    Case(
+        "project-nan-some",
+        "nonfinite_loss",
+        (1, 6),
+        f"{SKIPPED}; so was the loss itself, on ranks 1, 6 of 8 only{STEP}",
+    ),
+    Case("project-nan-all", "nonfinite_loss", None, f"{SKIPPED}; so was the loss itself, on all ranks{STEP}"),
+    Case("project-nan-gradient", "nonfinite_loss", None, f"{SKIPPED}; the loss itself was finite{STEP}"),
     Case("project-words", "benign", None, "the kinds are uneven_inputs: rank 0 has more\nTraining finished\n"),
     Case(
         "project-never-starts",

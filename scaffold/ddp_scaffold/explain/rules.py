@@ -47,10 +47,16 @@ def told_by_the_project(job: Job) -> Verdict | None:
         return None
     event = job.named["project_verdict"][-1]
     kind, reason = KINDS.get(event.values["kind"], event.values["kind"]), event.values["reason"]
-    ranks = _blamed(reason) if kind not in NOBODYS else None
+    ranks = _blamed(reason) if kind not in NOBODYS else _not_finite(reason)
     phase = re.search(r"\bphase ([\w:]+)", reason)
     sure: Confidence = "unknown" if kind == "unknown" else "certain"
     return verdict_of(kind, ranks, sure, reason, [event], phase=phase[1] if phase else "")
+
+
+def _not_finite(reason: str) -> list[int] | None:
+    """Return the ranks whose own loss was NaN, where the project's reason says that it was not on all."""
+    found = re.search(r"; so was the loss itself, on ranks? ([\d, .]+) of \d+ only", reason)
+    return [int(rank) for rank in re.findall(r"\d+", found[1])] if found else None
 
 
 def _blamed(reason: str) -> list[int] | None:
@@ -496,7 +502,7 @@ LATE_SHARE = 0.25  # of the timeout: more than clocks of hosts usually differ
 EVERY_RANK_REPORTS = frozenset({"mismatched_collectives", "uneven_inputs", "rendezvous_failed"})
 NOBODYS = (
     EVERY_RANK_REPORTS | START | {"nonfinite_loss", "preempted", "time_limit"}
-)  # nor does the project blame a rank
+)  # nor does the project blame a rank, but for a loss that was NaN on some only
 CERTAIN = frozenset(
     {"rank_exception", "cuda_oom", "hardware_fault", "dataloader_worker_died", "dataloader_stalled", "fd_exhausted"}
     | {"shm_exhausted", "device_mapping", "port_in_use", "missing_rank", "mismatched_collectives", "uneven_inputs"}

@@ -11,7 +11,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -633,6 +635,33 @@ def test_without_the_store_a_rank_speaks_for_all_of_its_host(tmp_path: Path) -> 
     found = timeline.load(tmp_path)
     assert found is not None
     assert [row.last and row.last.phase for row in found.rows] == ["forward", "forward"]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
+@pytest.mark.parametrize("endings", [{}, {1: "by SIGKILL"}], ids=["silent", "killed"])
+def test_a_word_for_a_rank_that_is_gone_does_not_stand_for_one_that_has_yet_to_speak(
+    tmp_path: Path, endings: dict[int, str]
+) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    place = Place("torchrun", 0, 0, 3, 3, "n1", "", 0, 0, False)
+    job = Job(place, Clocks(), store, ("n1", "n1", "n1"))
+    ring.phases.begin()
+    ring.phases.add("forward", 3)
+    descriptor = ring.open_of(os.getpid())
+    assert descriptor is not None
+    siblings: Any = SimpleNamespace(phases=lambda: {1: descriptor}, endings=lambda: endings, gone_at=lambda rank: None)
+    none: Any = SimpleNamespace(phases=dict, endings=dict, gone_at=lambda rank: None)
+    verdict = Verdict(70, "rank_killed", "rank 1 is gone", [1])
+    publish(job, store, siblings, verdict)
+    late = threading.Timer(0.3, publish, (replace(job, place=replace(place, rank=2)), store, none, verdict))
+    late.start()
+    outcome.begin(tmp_path, 0, 3)
+    write(job, store, tmp_path, verdict, None, 1)
+    late.join()
+    os.close(descriptor)
+    found = timeline.load(tmp_path)
+    assert found is not None
+    assert [bool(row.spans) for row in found.rows] == [True, True, True]
 
 
 @pytest.mark.parametrize("memory", [b"", b"\0" * ring.SIZE, ring.MAGIC + b"\0" * 100])

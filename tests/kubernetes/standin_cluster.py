@@ -8,6 +8,7 @@ in K8S_STANDIN_IMAGE. What is kept, from the sources of Kubernetes and JobSet:
 - the environment from the manifest, labels by the downward API, index and hostname of an Indexed Job's pod;
 - /dev/shm of the size of its emptyDir, the claim's mount path (the folder K8S_STANDIN_RUNS), and names of the headless
   service in /etc/hosts, that of a pod only once it has begun;
+- user and group of the container, with no capability of root but one (see `as_user`), and the volume's group;
 - SIGTERM to process 1, which gets it only with a handler, and SIGKILL after terminationGracePeriodSeconds;
 - the Job: podFailurePolicy by exit code, backoffLimit 0; the other pods get SIGTERM; it has failed when all have ended;
 - the JobSet: the first rule of its failurePolicy that matches, else a restart, maxRestarts times, by new pods whose
@@ -122,6 +123,26 @@ shift 5; exec "$@"
 """
 
 
+def as_user(spec: dict[str, Any], container: dict[str, Any], variables: dict[str, str]) -> list[str]:
+    """The words before a command that make it another user's, as the manifest says; the volume gets its group.
+
+    That user has no name, and / as its home, as in an image that does not know it. One capability stays that a
+    container would not have: to read this machine's Python and the project, wherever they lie.
+    """
+    context = container.get("securityContext", {})
+    if "runAsUser" not in context:
+        return []
+    runs, group = Path(os.environ["K8S_STANDIN_RUNS"]), spec["securityContext"]["fsGroup"]
+    os.chown(runs, -1, group)
+    runs.chmod(0o2775)
+    variables["HOME"] = "/"
+    return [
+        "setpriv", f"--reuid={context['runAsUser']}", f"--regid={context['runAsGroup']}", f"--groups={group}",
+        "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
+        "--bounding-set=-all,+dac_read_search", "--no-new-privs",
+    ]  # fmt: skip
+
+
 def environment(container: dict[str, Any], labels: dict[str, str], index: int, message: Path) -> dict[str, str]:
     """What kubelet gives a container; the image's own variables are those of the tests."""
     found = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
@@ -149,6 +170,7 @@ def start(job_set: dict[str, Any], index: int, attempt: int) -> tuple[dict[str, 
     name = f"{host}-{uid[:5]}"
     message, log = STATE / f"{name}.message", STATE / f"{name}.log"
     message.touch()
+    message.chmod(0o666)  # as kubelet's
     hosts = STATE / "hosts"
     with hosts.open("a") as file:  # the record of a pod is there once it has an address
         file.write(f"{address(index)} {host}.{run} {host}\n")
@@ -160,7 +182,7 @@ def start(job_set: dict[str, Any], index: int, attempt: int) -> tuple[dict[str, 
     command = [
         "nsenter", f"--net=/run/netns/{namespace(index)}",
         "unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-        *inside, *container["command"],
+        *inside, *as_user(spec, container, variables), *container["command"],
         *(expanded(word, variables) for word in container.get("args", [])),
     ]  # fmt: skip
     with log.open("ab") as output:

@@ -72,6 +72,27 @@ def test_an_api_server_takes_it(render: Callable[..., Path], answers: dict[str, 
 PRESETS = [path.stem for path in load.files() if load.load_preset(path).scheduler.value == "kubernetes"]
 
 
+def test_pods_of_another_user_than_root_meet_the_restricted_level(render: Callable[..., Path]) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted, as of 2026-11."""
+    answers = {"preset": "generic-kubernetes", "run_as": "1000:2000"}
+    for kind in ("jobset", "trainjob"):
+        project = render({**answers, "kubernetes_kind": kind})
+        assert problems(read(project)) == []
+        pod = pod_of(read(project))
+        context = pod["containers"][0]["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (1000, 2000, True)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["securityContext"]["fsGroup"] == 2000
+        assert {kind for volume in pod["volumes"] for kind in volume} == {"name", "persistentVolumeClaim", "emptyDir"}
+        assert "\nRUN chmod -R a+rX /workspace\n" in (project / "launch/Dockerfile").read_text()
+    everything = pod_of(read(render({**EVERYTHING, "run_as": "1000:0"})))
+    added = everything["containers"][0]["securityContext"]["capabilities"]
+    assert added == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert "runAsUser" not in everything["initContainers"][0]["securityContext"], "the daemon is root as before"
+
+
 @pytest.mark.slow  # a rendering for each preset
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_api_server_takes_every_preset(render: Callable[..., Path], preset: str) -> None:
@@ -194,6 +215,7 @@ REFUSED = {
     "shm_size": ["1.5Gi", "64M", "", "64Gi; x"],
     "tolerations": ["a;b", "a:Never", "a  b", "a\nb", "a=b=c:NoSchedule", '"a"', "a: NoSchedule", "$(x)"],
     "grace_s": [29, 100000],
+    "run_as": ["0:0", "root", "1000", "1000:", ":1000", "01:1", "1:01", "2147483648:1", "1:1\n", "-1:1"],
 }
 
 
@@ -204,6 +226,7 @@ TAKEN = {
     "partition": ["", "team-a"],
     "container_image": ["x", "r.example.org:5000/team/x_y:1.0-A", "ghcr.io/a/b@sha256:" + "0" * 64],
     "memory": ["", "512Gi", "1Ti"],
+    "run_as": ["", "1:0", "2147483647:1000"],
     "tolerations": ["", "a", "example.com/gpu=a.B_c:NoExecute b=:NoSchedule"],
 }
 

@@ -47,6 +47,23 @@ def test_what_the_ranks_find(cluster: Cluster, project: Path) -> None:
     assert "attempt 0 ended, done" in done.stdout
 
 
+def test_pods_of_another_user_train_and_leave_their_runs_to_its_group(
+    cluster: Cluster, render: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of a user that the image does not know: without a name, and with a home that is not its own."""
+    project = with_standin(render({**ANSWERS, "run_as": "54321:54322"}), tmp_path / "my project")
+    (project / "launch/settings.py").unlink()
+    script = project / "launch/pod.sh"
+    script.write_text(script.read_text().replace('refuse_unknown_settings "$@"\n', ""))
+    done = cluster.kube(project, "submit", "--name", "user", "--image", "r.example.org/x:1", "--plan", "done")
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.output()
+    for env in (rank["env"] for rank in ready(project / "runs/user", 0, 2)):
+        assert (env["USER"], env["HOME"]) == ("uid54321", "/tmp")
+    written = (project / "runs/user").stat()
+    assert (written.st_uid, written.st_gid) == (54321, 54322)
+    assert "attempt 0 ended, done" in cluster.output()
+
+
 def ended(run: str, cluster: Cluster) -> dict[str, Any]:
     """Wait until a run has ended, and return what its JobSet says."""
 

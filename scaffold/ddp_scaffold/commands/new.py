@@ -78,7 +78,7 @@ def new(
                      account modules container_image
       Kubernetes: nodes gpus_per_node cpus_per_task partition container_image
                   kubernetes_kind kubernetes_namespace runs_claim memory
-                  shm_size grace_s tolerations secret pull_secret
+                  shm_size grace_s tolerations secret pull_secret run_as
       SkyPilot: nodes gpus_per_node sky_infra sky_accelerator use_spot
                 network_tier disk_gb runs_store sky_secrets grace_s
       with --into-existing: source_folder command

@@ -561,7 +561,9 @@ class WithExtra(torch.nn.Linear):
 def saved_run(part: Part, run_dir: Path) -> torch.nn.Module:
     """A run with one checkpoint, of DDP's names without a process group."""
     network = torch.nn.DataParallel(torch.nn.Sequential(WithExtra(2, 2), torch.nn.Linear(2, 2)))
-    payload = {"format": 1, "counters": {"step": 3}, "rng": [0], "objects": {"model": network.state_dict()}}
+    optimizer = torch.optim.Adam(network.parameters())
+    objects = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+    payload = {"format": 1, "counters": {"step": 3}, "rng": [0], "objects": objects}
     assert part("saving.directory").write(run_dir / "checkpoints", payload, 5, lambda _note: None) is None
     return network
 
@@ -576,6 +578,14 @@ def test_what_is_no_tensor_is_left_out_and_named(part: Part, tmp_path: Path) -> 
     fresh.load_state_dict(safetensors.load_file(tmp_path / "to/weights.safetensors"), strict=False)
     assert torch.equal(fresh[1].bias, network.module[1].bias)
     assert (tmp_path / "to/weights.safetensors").stat().st_mode == (tmp_path / "to/settings.yaml").stat().st_mode
+
+
+@pytest.mark.parametrize(("name", "problem"), [("optimizer", "optimizer holds no"), ("modle", "holds no modle")])
+def test_what_cannot_be_exported_is_told_with_what_can(part: Part, tmp_path: Path, name: str, problem: str) -> None:
+    pytest.importorskip("safetensors")
+    saved_run(part, tmp_path)
+    with pytest.raises(part("errors").ConfigError, match=rf"{problem}.*\n  -> choose with --of: model$"):
+        part("export").export(tmp_path, tmp_path / "to", name)
 
 
 @pytest.mark.parametrize("spoilt", [b"\xff\xfe", b"\0" * 90, b"words\n", b"- 1\n", b""], ids=range(5))

@@ -63,11 +63,11 @@ def export(run_dir: Path, to: Path, name: str = "", which: str = "last") -> str:
     step, objects = payload["counters"]["step"], payload["objects"]
     name = name or ("average" if "average" in objects else "model")
     if name not in objects:
-        raise ConfigError(f"the checkpoint holds no {name}", f"choose with --of: {', '.join(objects)}")
+        raise ConfigError(f"the checkpoint holds no {name}", _choice(objects))
     state = bare(objects[name], _wrapped(run_dir, name))
     tensors, tied = weights(state)
     if not tensors:
-        raise ConfigError(f"{name} holds no weights", f"choose with --of: {', '.join(objects)}")
+        raise ConfigError(f"{name} holds no weights", _choice(objects))
     settings = settings_of(run_dir)
     _write(to, tensors, {"format": "pt", "step": str(step), "of": name, **tied}, settings)
     size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
@@ -77,6 +77,12 @@ def export(run_dir: Path, to: Path, name: str = "", which: str = "last") -> str:
         how = f'network.load_state_dict(load_file("{WEIGHTS}"), strict=False)'
         said += f"\nleft out, as no tensors: {', '.join(others)}; {how} does without them, load_model does not"
     return said
+
+
+def _choice(objects: Mapping[str, Mapping[str, Any]]) -> str:
+    """What to do: an optimizer's tensors lie deeper, and nothing loads them from such a file."""
+    whole = [name for name, state in objects.items() if any(isinstance(each, torch.Tensor) for each in state.values())]
+    return f"choose with --of: {', '.join(whole)}" if whole else "nothing in this checkpoint is a network's state"
 
 
 def _write(to: Path, tensors: dict[str, torch.Tensor], about: dict[str, str], settings: dict[str, Any]) -> None:

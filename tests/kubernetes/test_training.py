@@ -1,4 +1,7 @@
-"""Real training in pods that standin_cluster.py stands in for: drained, lost and done, with the losses of one go."""
+"""Real training in pods that standin_cluster.py stands in for: drained, lost and done, with the losses of one go.
+
+As a user that is not root and that the image does not know, which takes nothing away from the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ pytestmark = [pytest.mark.pods, pytest.mark.slow]  # real training, four times t
 STEPS = 60
 ANSWERS = {
     "preset": "generic-kubernetes", "model": "custom", "tracker": "none", "package": "digits",
-    "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "max_restarts": 3, "grace_s": 60,
+    "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "max_restarts": 3, "grace_s": 60, "run_as": "54321:54322",
 }  # fmt: skip
 # In the order that is checked, short, and patient with a neighbour that imports torch on the same cores.
 CLOCKS = {"init": 60, "loader": 20, "stall": 30, "collective": 40, "guard": 60, "silent": 6, "beat": 0.5}

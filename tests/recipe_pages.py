@@ -76,7 +76,8 @@ def follow(page: str, project: Path, *sections: str) -> list[Path]:
         path = package / gone["file"]
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         first, last = _lines_of("".join(lines), gone["name"])
-        path.write_text("".join([*lines[:first], *lines[last:]]).rstrip() + "\n", encoding="utf-8")
+        above, below = "".join(lines[:first]).rstrip(), "".join(lines[last:]).strip()
+        path.write_text(f"{above}\n\n\n{below}".rstrip() + "\n", encoding="utf-8")
     assert changed, f"{page} has no code in {sections}"
     return changed
 

@@ -101,10 +101,9 @@ def choose_device(place: Place, wanted: str) -> torch.device:
             is too old for this torch.
     """
     visible = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
-    hidden = any(os.environ.get(name, "0") in ("", "-1") for name in VISIBLE)
-    if visible == 0 and wanted != "cpu" and not hidden:
-        if old := check_driver(torch.__version__, torch.version.cuda):
-            raise ConfigError(f"{place.host}: {old.what}", old.remedy)
+    looked_for = visible == 0 and wanted != "cpu" and not hidden()
+    if looked_for and (old := check_driver(torch.__version__, torch.version.cuda)):
+        raise ConfigError(f"{place.host}: {old.what}", old.remedy)
     named = next((f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
     if wanted == "auto" and visible == 0 and named and (torch.version.cuda or torch.version.hip):
         # Two equal numbers, or one too high, and CUDA shows no GPU at all: training would go on, on the CPU.
@@ -122,6 +121,11 @@ def choose_device(place: Place, wanted: str) -> torch.device:
             "start as many processes a node as it has GPUs",
         )
     return torch.device("cuda", place.local_rank)
+
+
+def hidden() -> bool:
+    """Whether somebody has hidden the GPUs on purpose."""
+    return any(os.environ.get(name, "0") in ("", "-1") for name in VISIBLE)
 
 
 def setup_distributed(job: Job, device: str = "auto") -> Job:

@@ -103,7 +103,7 @@ def choose_device(place: Place, wanted: str) -> torch.device:
     visible = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
     looked_for = visible == 0 and wanted != "cpu" and not hidden()
     if looked_for and (old := check_driver(torch.__version__, torch.version.cuda)):
-        raise ConfigError(f"{place.host}: {old.what}", old.remedy)
+        raise ConfigError(old.what, old.remedy)
     named = next((f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
     if wanted == "auto" and visible == 0 and named and (torch.version.cuda or torch.version.hip):
         # Two equal numbers, or one too high, and CUDA shows no GPU at all: training would go on, on the CPU.

@@ -173,6 +173,22 @@ def test_key_given_twice(cli, work):
     refused(twice, work, 2, "'nproc' is given twice", "hint: Keep one of them.")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("laptop", "One machine without a scheduler is `local`: --preset local."),
+        ("PC", "One machine without a scheduler is `local`: --preset local."),
+        ("none", "One machine without a scheduler is `local`: --preset local."),
+        ("snellius", "Did you mean surf-snellius-a100 or surf-snellius-h100?"),
+        ("derecho", "Did you mean ncar-derecho?"),
+        ("drac", "`ddp-scaffold presets list drac` lists those that have it in their names."),
+    ],
+)
+def test_a_word_for_a_place_leads_to_its_preset(cli, work, word, meant):
+    for option in (("--preset", word), ("--set", f"preset={word}")):
+        refused(cli("new", "demo", "-y", *option), work, 2, f"{word!r} is none of the", f"hint: {meant}")
+
+
 def test_hints_have_no_loose_ends(cli, work):
     assert cli("new", "demo", "-y", "--preset", "locl").stderr.endswith("hint: Did you mean local?\n")
 

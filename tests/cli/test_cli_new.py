@@ -75,7 +75,7 @@ def test_json_schema(cli, work):
 
 
 def test_what_a_job_will_lack_and_how_old_the_facts_are_is_told(cli, work):
-    result = cli("new", "demo", "-y", "--dry-run", "--preset", "ncsa-delta")
+    result = cli("new", "demo", "-y", "--dry-run", "--preset", "cineca-leonardo")
     assert re.search(r"still needed +an account \(--set account=", result.stdout)
     assert re.search(r"verified 2025-\d\d-\d\d; MORE THAN A YEAR AGO", result.stdout)
     given = cli("new", "demo", "--json", "--dry-run", "--preset", "alcf-polaris", "--set", "account=mine")

@@ -42,6 +42,26 @@ def facts(name: str, **answers: Any) -> dict[str, Any]:
             {"account": "a", "partition": "ghx4", "modules": "python/miniforge3_pytorch/2.10.0"},
             ["plugin"],
         ),
+        (
+            "ncsa-deltaai",
+            {
+                "account": "a",
+                "partition": "ghx4",
+                "modules": "python/miniforge3_pytorch/2.10.0 nccl-ofi-plugin/1.18.0-cuda129",
+            },
+            [],
+        ),
+        ("ncsa-delta", {"account": "a", "partition": "gpuA100x4", "modules": "pytorch-conda/2.12"}, []),
+        (
+            "ncsa-delta",
+            {"account": "a", "partition": "gpuA100x4", "modules": "python"},
+            ["python", "torch", "plugin"],
+        ),
+        (
+            "surf-snellius-a100",
+            {"partition": "gpu_a100", "modules": "2025 Python/3.13.1-GCCcore-14.2.0"},
+            [],
+        ),
         ("ncar-derecho", {"account": "a", "partition": "main", "modules": "cuda conda"}, ["torch", "plugin"]),
         ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Stages/2026 PyTorch/2.9.1"}, []),
         ("jsc-jupiter", {"account": "a", "partition": "booster", "modules": "Stages/2026 PyTorch/2.10.0"}, []),

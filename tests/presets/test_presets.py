@@ -40,6 +40,18 @@ def test_every_preset_is_valid(path: Path) -> None:
     assert load.load_preset(path).name == path.stem
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_starts_a_container_is_told_to_mount_the_project(path: Path) -> None:
+    """Home directories are mounted by all of them; projects are kept elsewhere on clusters."""
+    container = load.load_preset(path).container
+    known = container.value if container else None
+    if known is None:
+        return
+    words = " ".join((*(known.command or ()), *(known.srun_flags or ())))
+    by_itself = words.startswith("shifter ") or "--environment=" in words  # mounts the site's file systems; an EDF
+    assert by_itself or "--bind" in words or "-mounts=" in words or "bindings" in " ".join(known.modules or ())
+
+
 def test_every_preset_can_be_chosen() -> None:
     choices = yaml.safe_load((ROOT / "templates/questions/presets.yml").read_text()).values()
     assert sorted(set(choices) - {"own"}) == [path.stem for path in FILES] == [path.stem for path in load.files()]

@@ -448,6 +448,67 @@ def test_a_job_without_its_plugin_ends_before_nccl(part: Part, monkeypatch: pyte
         groups.setup_distributed(job)
 
 
+@pytest.mark.parametrize(
+    ("cuda", "served", "gpus", "said"),
+    [
+        ("13.0", (12, 4), 1, ["CUDA 12.4", "torch 2.13.0", "CUDA 13.0", "driver 580 or later", "/whl/cu126"]),
+        ("13.2", (12, 8), 8, ["CUDA 12.8", "driver 580 or later", "/whl/cu126", "run.device"]),
+        ("12.6", (11, 4), 1, ["CUDA 11.4", "driver 525 or later", "have the driver updated"]),
+        ("13.0", (11, 4), 1, ["driver 580 or later", "have the driver updated"]),
+        ("13.2", (13, 0), 1, []),  # the same CUDA: any minor release runs
+        ("12.6", (12, 2), 1, []),
+        ("12.6", (13, 0), 1, []),
+        ("13.0", (12, 4), 0, []),  # a login node may have the library, without a GPU
+        (None, (12, 4), 1, []),  # built for CPUs, or for ROCm
+    ],
+)
+def test_a_driver_that_is_too_old_for_torch_is_named_with_the_build_that_it_runs(
+    part: Part, tmp_path: Path, cuda: str | None, served: tuple[int, int], gpus: int, said: list[str]
+) -> None:
+    for number in range(gpus):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    found = part("start.driver").check_driver("2.13.0", cuda, served, tmp_path)
+    assert (found is not None) == bool(said)
+    for text in said:
+        assert text in f"{found.what}\n{found.remedy}"
+
+
+@pytest.mark.parametrize(("number", "newest"), [(12040, (12, 4)), (13020, (13, 2)), (0, None)])
+def test_the_drivers_library_says_which_cuda_it_serves(
+    part: Part, monkeypatch: pytest.MonkeyPatch, number: int, newest: tuple[int, int] | None
+) -> None:
+    driver = part("start.driver")
+
+    def cu_driver_get_version(reference: Any) -> int:
+        reference._obj.value = number
+        return 0
+
+    library = SimpleNamespace(cuDriverGetVersion=cu_driver_get_version)
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    assert driver.newest_cuda() == newest
+
+
+def test_training_does_not_go_on_on_the_cpu_under_a_driver_that_is_too_old(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, errors, findings = part("start.groups"), part("errors"), part("start.findings")
+    old = findings.Finding("its NVIDIA driver 550.163.01 is for CUDA 12.4, and torch ...", "install ...", blocks=True)
+    monkeypatch.setattr(groups, "check_driver", lambda torch, cuda: old)
+    for name in groups.VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    place = SimpleNamespace(host="n2", rank=1, local_rank=1, local_world_size=2, launcher="torchrun")
+    for wanted in ("auto", "cuda"):
+        with pytest.raises(errors.ConfigError, match=r"^its NVIDIA driver 550\.163\.01 is for CUDA 12\.4"):
+            groups.choose_device(place, wanted)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # of Slurm, and not what is wrong
+    with pytest.raises(errors.ConfigError, match="its NVIDIA driver"):
+        groups.choose_device(place, "auto")
+    assert groups.choose_device(place, "cpu").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert groups.choose_device(place, "auto").type == "cpu"
+
+
 def test_adapters_are_read_from_the_kernel(part: Part, tmp_path: Path) -> None:
     adapters = part("preflight.adapters")
     for name, state, sent in (("mlx5_0", "4: ACTIVE", 100), ("mlx5_1", "1: DOWN", 0)):

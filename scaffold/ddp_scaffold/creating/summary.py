@@ -23,8 +23,11 @@ from ..template.questions import Question, is_default
 from ..template.render import Rendered
 from .steps import STARTED, next_steps
 
+# PyPI's torch is for CUDA 13 since 2.11 (pytorch PR #177975): docs.nvidia.com/deploy/cuda-compatibility has the driver.
 TORCH_NOTE = (
-    "pip takes torch from PyPI, on Linux its CUDA build. For another build, install torch first: https://pytorch.org"
+    "pip takes torch from PyPI, on Linux its build for CUDA 13, which needs NVIDIA's driver 580 or later. With an older"
+    " one, install torch first, with --index-url https://download.pytorch.org/whl/cu126; other builds:"
+    " https://pytorch.org"
 )
 ROCM_NOTE = (
     "This machine has AMD GPUs, and pip's default torch is the CUDA build, which finds none of them: install ROCm's"

@@ -17,6 +17,7 @@ from ..clocks import Clocks, seconds
 from ..errors import ConfigError, RunFailed
 from ..polling import poll
 from ..ranks import rank_on
+from .driver import check_driver
 from .launcher import Place
 from .plugin import check_plugin
 
@@ -96,9 +97,13 @@ def choose_device(place: Place, wanted: str) -> torch.device:
     """The GPU of this local rank, or the CPU. `wanted` is auto, cpu or cuda (which is also ROCm's name).
 
     Raises:
-        ConfigError: there are no GPUs, or fewer than tasks on this node, or the driver shows none of those named.
+        ConfigError: there are no GPUs, or fewer than tasks on this node, or the driver shows none of those named, or
+            is too old for this torch.
     """
     visible = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    looked_for = visible == 0 and wanted != "cpu" and not hidden()
+    if looked_for and (old := check_driver(torch.__version__, torch.version.cuda)):
+        raise ConfigError(old.what, old.remedy)
     named = next((f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
     if wanted == "auto" and visible == 0 and named and (torch.version.cuda or torch.version.hip):
         # Two equal numbers, or one too high, and CUDA shows no GPU at all: training would go on, on the CPU.
@@ -116,6 +121,11 @@ def choose_device(place: Place, wanted: str) -> torch.device:
             "start as many processes a node as it has GPUs",
         )
     return torch.device("cuda", place.local_rank)
+
+
+def hidden() -> bool:
+    """Whether somebody has hidden the GPUs on purpose."""
+    return any(os.environ.get(name, "0") in ("", "-1") for name in VISIBLE)
 
 
 def setup_distributed(job: Job, device: str = "auto") -> Job:

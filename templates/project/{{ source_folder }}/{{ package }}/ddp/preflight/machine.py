@@ -18,7 +18,7 @@ from ..loader import LoaderSettings
 from ..loading.workers import SHM, room
 from ..start.arrival import present
 from ..start.findings import Finding
-from ..start.groups import VISIBLE, Job, choose_device
+from ..start.groups import Job, choose_device, hidden
 from ..start.launcher import Place, cpus_for_this_process
 from ..start.network import check_interfaces, check_master, interfaces
 from ..start.plugin import check_plugin
@@ -94,7 +94,7 @@ def _gpus(place: Place, wanted: str) -> tuple[Row, list[Finding]]:
             properties = torch.cuda.get_device_properties(device)
             row |= {"device": properties.name, "gpu_id": str(getattr(properties, "uuid", ""))}
             torch.ones(1, device=device).item()  # a GPU that is lost or taken fails here
-        elif wanted == "auto" and not _hidden() and any(any(Path("/dev").glob(name)) for name in _DRIVERS):
+        elif wanted == "auto" and not hidden() and any(any(Path("/dev").glob(name)) for name in _DRIVERS):
             what = "this host has GPUs, and torch sees none: training would run on the CPU"
             remedy = "see torch.cuda.is_available() and the driver, or set run.device"
             if not torch.version.cuda and not torch.version.hip:
@@ -107,11 +107,6 @@ def _gpus(place: Place, wanted: str) -> tuple[Row, list[Finding]]:
         remedy = "look at nvidia-smi or rocm-smi on that host, and at its kernel log (dmesg)"
         return row, [Finding(f"its GPU cannot be used: {str(error).splitlines()[0]}", remedy, blocks=True)]
     return row, []
-
-
-def _hidden() -> bool:
-    """Whether somebody has hidden the GPUs on purpose."""
-    return any(os.environ.get(name, "0") in ("", "-1") for name in VISIBLE)
 
 
 def _memory(place: Place, loader: LoaderSettings) -> tuple[Row, list[Finding]]:

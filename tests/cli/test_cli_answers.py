@@ -176,9 +176,9 @@ def test_key_given_twice(cli, work):
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("laptop", "One machine without a scheduler is `local`: --preset local."),
-        ("PC", "One machine without a scheduler is `local`: --preset local."),
-        ("none", "One machine without a scheduler is `local`: --preset local."),
+        ("laptop", "One machine without a scheduler is the preset `local`."),
+        ("PC", "One machine without a scheduler is the preset `local`."),
+        ("none", "One machine without a scheduler is the preset `local`."),
         ("snellius", "Did you mean surf-snellius-a100 or surf-snellius-h100?"),
         ("derecho", "Did you mean ncar-derecho?"),
         ("drac", "`ddp-scaffold presets list drac` lists those that have it in their names."),

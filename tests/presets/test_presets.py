@@ -175,6 +175,7 @@ def test_show() -> None:
     assert code == 2
     assert "there is no preset 'nowhere'" in text
     assert "Did you mean generic-slurm?" in run("show", "generic-slrum")[1]
+    assert "the preset `local`" in run("show", "laptop")[1]
 
 
 def test_show_has_every_field_in_a_group() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import shlex
 import shutil
 import sys
@@ -20,6 +19,7 @@ from .facts import age, is_old
 from .fields import gpus, tables
 from .history import Change, Releases, last_changes
 from .load import PresetError, Problem, files, find, load_preset, load_with_origins
+from .meant import preset_meant
 from .schema import Preset
 
 NARROW = 110  # columns of a terminal; fewer do not hold all columns of the list
@@ -88,9 +88,9 @@ def by_name(name: str) -> Found:
     """Return the preset of that name, or in the file of that path. Raises UsageError if there is none."""
     path = Path(name) if name.endswith((".yml", ".yaml")) else find(name)
     if path is None:
-        close = difflib.get_close_matches(name, [file.stem for file in files()], n=1)
+        meant = preset_meant(name, [file.stem for file in files()])
         hint = "`ddp-scaffold presets list` shows them; a file is given by its path."
-        raise UsageError(f"there is no preset {show(name)}", f"Did you mean {close[0]}? {hint}" if close else hint)
+        raise UsageError(f"there is no preset {show(name)}", f"{meant} {hint}".lstrip())
     return _read(path)
 
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import ScaffoldError, UsageError, show
+from ..presets.meant import preset_meant
 from . import own_preset
 from .given import Given
 
 LISTED = {"preset": "presets list"}
-FEW_PRESETS = 4  # that a hint names
-# What people call a machine without a scheduler.
-ONE_MACHINE = {"laptop", "notebook", "desktop", "pc", "mac", "macbook", "localhost", "single", "single-node", "none"}
 FEW = 40  # characters; choices that take more do not fit into a message
 
 
@@ -136,8 +134,8 @@ def _check_one(name: str, answer: Given, question: Question | None, open_names: 
         listed = ", ".join(question.choices)
         short = len(listed) <= FEW
         ways = f"Choose one of {listed}." if short else f"`ddp-scaffold {LISTED.get(name, 'new --help')}` lists them."
-        meant = _preset_meant(answer.text, question.choices) if name == "preset" else ""
-        hint = meant or _closest(answer.text, question.choices) or ways
+        meant = preset_meant if name == "preset" else _closest
+        hint = meant(answer.text, question.choices) or ways
         among = listed if short else f"the {len(question.choices)} choices"
         raise UsageError(f"{answer.where}: {show(answer.text)} is none of {among}", hint, name)
     if question.type == "int":
@@ -161,16 +159,6 @@ def _parse(name: str, answer: Given) -> Any:
     except Exception as error:  # of values that look like dates, numbers or binary, PyYAML raises nearly anything
         reason = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         raise UsageError(f"{answer.where}: {show(name)} is not YAML: {reason}", "Correct it there.") from error
-
-
-def _preset_meant(text: str, presets: Iterable[str]) -> str:
-    """Return which preset is meant by a word for one machine, or by a part of names: `snellius`, `drac`."""
-    if text.lower() in ONE_MACHINE and "local" in presets:
-        return "One machine without a scheduler is `local`: --preset local."
-    holding = [name for name in presets if len(text) > 2 and text.lower() in name]
-    if len(holding) > FEW_PRESETS:
-        return f"`ddp-scaffold presets list {text.lower()}` lists those that have it in their names."
-    return f"Did you mean {' or '.join(holding)}?" if holding else ""
 
 
 def _closest(text: str, known: Iterable[str]) -> str:

@@ -62,7 +62,10 @@ def test_json(repo: Path, check: Callable[..., Any]) -> None:
     assert (first["file"], first["line"], first["rule"], first["severity"]) == ("run.sh", 3, "DDP553", "placebo")
     assert second["docs"].endswith("docs/check.md#ddp450")
     (repo / "run.sh").write_text(CLEAN)
-    assert json.loads(check("--format", "json").stdout) == []
+    assert json.loads(check("--format", "json").stdout) == json.loads(check("--json").stdout) == []
+    both = check("--json", "--format", "sarif")
+    assert both.exit_code == 2
+    assert "ask for different things" in json.loads(both.stdout)["error"]["message"]
 
 
 def test_sarif(repo: Path, check: Callable[..., Any]) -> None:

@@ -1,6 +1,6 @@
 """`ddp-scaffold check`: what will hang, give wrong results or change nothing, found before it runs.
 
-`--format json` prints a list of `{"file", "line", "column", "rule", "severity", "message", "fix", "docs"}`, and `cell`
+`--json` prints a list of `{"file", "line", "column", "rule", "severity", "message", "fix", "docs"}`, and `cell`
 for a notebook; severity is hang, wrong-result, lost-work, slow, placebo or hygiene. Keys may be added.
 
 In a repository that was adopted, the text ends with what is left of that. Lines that must change count as findings.
@@ -35,6 +35,7 @@ def check(
         list[Path] | None, typer.Argument(metavar="[PATH]...", help="Files and folders (default: this folder).")
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="How findings are printed.")] = Format.text,
+    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     select: Annotated[
         list[str] | None,
         typer.Option("--select", metavar="RULES", help="Only these: ids, beginnings of ids, names or severities."),
@@ -55,6 +56,9 @@ def check(
 
     Exit codes: 0 clean; 1 findings; 2 error.
     """
+    if as_json and form not in (Format.text, Format.json):
+        raise ScaffoldError(f"--json and --format {form.value} ask for different things", "Give one of them.", USAGE)
+    form = Format.json if as_json else form
     ctx.obj.as_json = form in (Format.json, Format.sarif)
     try:
         count = _variables(paths or [], form) if variables else _check(paths or [Path()], form, select, ignore, fix)

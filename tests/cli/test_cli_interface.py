@@ -30,7 +30,7 @@ OPTIONS = {
         "--template",
         "--into-existing",
     },
-    "check": {"[PATH]...", "--format", "--select", "--ignore", "--fix", "--variables"},
+    "check": {"[PATH]...", "--format", "--json", "--select", "--ignore", "--fix", "--variables"},
     "doctor": {"[DIR]", "--json"},
     "update": {
         "[DIR]",
@@ -151,7 +151,7 @@ def test_every_command_with_json_tells_it_to_the_edge():
     root = typer.main.get_command(app)
     commands = [*root.commands.values(), *root.commands["presets"].commands.values()]
     with_json = [command for command in commands if any("--json" in parameter.opts for parameter in command.params)]
-    assert len(with_json) == 10
+    assert len(with_json) == 11
     assert all(isinstance(command, EdgeCommand) for command in with_json)
 
 

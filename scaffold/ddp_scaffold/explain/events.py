@@ -119,6 +119,26 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|EXIT STATUS: (?P<x>\d+))",
         wraps=True,
     ),
+    _r(  # Open MPI, whose names of processes end with the rank, and Horovod
+        "rank_exit",
+        "Process name:",
+        r"Process name:\s*(?:\[(?:\[\d+,\d+\]|[\w.-]+@\d+),)?(?P<r>\d{1,6})\]?\s*Exit code:\s*(?P<x>\d+)",
+        wraps=True,
+    ),
+    _r(  # Horovod under Determined, whose lines of one second come in the order of the alphabet
+        "rank_exit", "Exit code:", r"Exit code: (?P<x>\d+)\s.{0,60}\|\| Process name: (?P<r>\d{1,6})", wraps=True
+    ),
+    _r(  # Lightning
+        "rank_exit",
+        "Child process with PID",
+        r"\[rank: (?P<r>\d{1,6})\] Child process with PID \d+ terminated with code (?P<x>-?\d+)",
+    ),
+    _r(  # torchrun was told to end; what it does then, it does to all ranks
+        "launcher_signal",
+        "death signal|got signal",
+        r"Received (?:Signals\.)?(?P<s>\w+) death signal|Process \d+ got signal: (?:Signals\.)?(?P<g>\w+)",
+    ),
+    _r("rank_signal", "Received SIGTERM|Received SIGUSR1|Received SIGHUP", r"Received (?P<s>SIG\w+)(?:: \d+)?\W*$"),
     _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
     _r(
         "submitit",
@@ -151,16 +171,35 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"srun: (?:Job step aborted|Force Terminated|error: Node failure|Terminating).*",
     ),
     _r("pbs", "PBS: job killed", r"PBS: job killed: (?P<why>.*)"),
+    _r(
+        "kubernetes",
+        "Preempted by|Preempted to accommodate|DeadlineExceeded|active longer than specified deadline|low on resource",
+        r"(?P<why>Preempted (?:by|to accommodate)|DeadlineExceeded|active longer than specified deadline"
+        r"|low on resource: (?P<resource>[\w-]+)).*",
+    ),
     _r("lsf", "TERM_", r"(?P<why>TERM_(?:RUNLIMIT|MEMLIMIT|PREEMPT)\b.*)"),
     _r(
         "timeout_set",
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
+    _r(  # a shell, Python, glibc, UCX, Open MPI, subprocess
+        "death",
+        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Process received"
+        " signal|Segfault encountered|double free or corruption|corrupted size vs|invalid pointer",
+        r"(?:line \d+:|^)\s*(?P<pid>\d+) (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<w>Killed)\s*$"
+        r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
+        r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
+        r"(?P<said>Segmentation fault|Bus error|Illegal instruction)"
+        r"|(?P<segfault>Segfault) encountered|^(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or"
+        r" corruption.*|corrupted size vs\. prev_size.*)",
+    ),
+    _r("stalled", "missing ranks", r"\[missing ranks:\s*(?P<named>\d[\d, ]*)\]"),  # Horovod
     _r(
-        "shell_death",
-        " Killed| Aborted|Segmentation fault| Bus error",
-        r"(?:line \d+:|^)\s*(?P<pid>\d+) (?P<w>Killed|Aborted|Segmentation fault|Bus error)\b",
+        "start_awaited",
+        "Waiting in store based barrier|client socket has failed to connect",
+        r"Waiting in store based barrier .*?world_size=(?P<w>\d+), worker_count=(?P<n>\d+)"
+        r"|client socket has failed to connect to \S+ \(errno: (?:110|111|113)",
     ),
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
@@ -194,6 +233,7 @@ class Sign:
 
 
 CONSEQUENCE = "consequence"  # kind of a message that tells of the failure of somebody else
+VAGUE = "vague"  # kind of a message that tells that something failed, and nothing of what
 
 
 def _s(kind: str, words: str, pattern: str = "") -> Sign:
@@ -201,23 +241,33 @@ def _s(kind: str, words: str, pattern: str = "") -> Sign:
     return Sign(kind, re.compile(pattern or "|".join(map(re.escape, alternatives))), alternatives)
 
 
+HARDWARE_XID = r"(?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)"
 # The first that matches counts, so the special stands before the general.
 SIGNS: tuple[Sign, ...] = (
     _s(CONSEQUENCE, "more than 1EB"),
+    _s(  # Ray's own error of that name is about the host's memory, torch's about the GPU's
+        "host_oom_kill",
+        "ray.exceptions.OutOfMemoryError|node running low on memory|due to memory pressure",
+    ),
     _s(
         "cuda_oom",
         "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
-        " 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED",
+        "|CUBLAS_STATUS_ALLOC_FAILED|Tried to allocate|Triton Error",
+        r"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|out of memory\.? Tried to allocate|Triton Error \[\w+\]: out of memory",
     ),
     _s(
         "hardware_fault",
-        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on",
-        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus",
+        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on"
+        "|hardware exception|GPU is lost",
+        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus"
+        r"|CUDA error: hardware exception|GPU is lost",
     ),
     _s(
         "hardware_fault",
-        "NVRM: Xid",
-        r"NVRM: Xid \([^)]*\): (?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)\b",
+        "NVRM: Xid|SXid",
+        rf"NVRM: Xid (?:\([^)]*\): {HARDWARE_XID}\b|.*caused by previous Xid {HARDWARE_XID}\b)"
+        r"|SXid \([^)]*\): \d+, Fatal",
     ),
     _s(
         "shm_exhausted",
@@ -230,53 +280,70 @@ SIGNS: tuple[Sign, ...] = (
         "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
     ),
     _s("rank_killed", "terminated with signal", r"(?i)\bprocess \d+ terminated with signal SIG"),  # of mp.spawn
+    _s("rank_killed", "died with", r"died with <Signals\.SIG(?:KILL|SEGV|BUS|ILL|FPE)"),  # of subprocess
+    _s("rank_killed", "died unexpectedly", r"Worker proc \w+-(?P<named>\d+) died unexpectedly"),  # vLLM
     _s(
-        "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
+        "node_failure",
+        "missed too many heartbeats|NodeDiedError",
+        r"marked dead because the detector has missed too many heartbeats|NodeDiedError",
     ),
     _s(  # a context of CUDA is one process's: the error is of the rank that reports it, be it by the watchdog's thread
         "rank_exception",
         "illegal memory access|device-side assert|unspecified launch failure|misaligned address|an illegal instruction",
-        r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:an illegal memory access|device-side assert|unspecified launch"
-        r" failure|misaligned address|an illegal instruction)",
+        r"(?:(?:CUDA|HIP) error: |Cuda failure (?:\d+ )?')"
+        r"(?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
+        r"|an illegal instruction)",
     ),
+    _s("rank_exception", "Assertion", r"\.(?:cu|cuh|hip):\d+: .*Assertion `.+` failed"),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
         "host_oom_kill",
-        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|oom-killer",
-        r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
-        r" Memory|invoked oom-killer",
+        "exceeded memory limit|Exceeded job memory limit|Exceeded step memory limit|oom-kill|oom_kill|oom-killer"
+        "|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory",
+        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed"
+        r"|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer",
     ),
     _s(
         "dataloader_worker_died",
-        "DataLoader worker",
-        r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)",
+        "DataLoader worker|Unexpected segmentation fault encountered in worker",
+        r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)"
+        r"|Unexpected segmentation fault encountered in worker",
     ),
     _s(
         "device_mapping",
-        "Duplicate GPU detected|invalid device ordinal",
-        r"Duplicate GPU detected(?: : (?P<missing>rank \d+ and rank \d+))?|invalid device ordinal",
+        "Duplicate GPU detected|invalid device ordinal|Invalid device id|your machine only has",
+        r"Duplicate GPU detected(?: : (?P<named>rank \d+ and rank \d+))?|invalid device ordinal|Invalid device id"
+        r"|[Yy]ou requested gpu.* your machine only has",
     ),
     _s("port_in_use", "Address already in use|EADDRINUSE"),
     _s(CONSEQUENCE, "successfully reached monitoredBarrier"),
     _s(
         "missing_rank",
         "failed to pass monitoredBarrier",
-        r"Ranks? (?P<missing>[\d, ]+) failed to pass monitoredBarrier",
+        r"Ranks? (?P<named>[\d, ]+) failed to pass monitoredBarrier",
     ),
     _s(
         "mismatched_collectives",
-        "Detected mismatch between collectives|doesn't match expected size|EnforceNotMet|appears not to"
-        " match sizes of the same param|inconsistent",
+        "Detected mismatch between collectives|doesn't match expected size|preamble.length|appears not to"
+        " match sizes of the same param|inconsistent|disagreement between|Forward order differs across ranks",
         r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
-        r"|has inconsistent (?!0 )\d+ params",
+        r"|has inconsistent (?!0 )\d+ params|op\.preamble\.length <= op\.nbytes"  # the latter: gloo, sizes
+        r"|disagreement between rank0 and rank\d|Forward order differs across ranks",  # of ZeRO 3, of FSDP
     ),
-    _s("missing_rank", "inconsistent 0 params", r"while rank (?P<missing>\d+) has inconsistent 0 params"),
+    _s("missing_rank", "inconsistent 0 params", r"while rank (?P<named>\d+) has inconsistent 0 params"),
     _s("uneven_inputs", "exhausted inputs"),
     _s("divergent_control_flow", "Expected to have finished reduction in the prior iteration"),
     _s(
         "checkpoint_failed",
-        "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos ",
+        "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos "
+        "|Error while deserializing header|Error while serializing",
+    ),
+    _s(  # Megatron, DeepSpeed, autograd, clip_grad_norm_
+        "nonfinite_loss",
+        "found NaN in|Unexpected result nan|loss scale already at minimum|returned nan values|is non-finite",
+        r"Rank (?P<named>\d+): found NaN in|Unexpected result nan on rank (?P<on>\d+)|loss scale already at minimum"
+        r"|returned nan values in its|total norm .*is non-finite",
     ),
     _s(
         "nonfinite_loss",
@@ -296,9 +363,12 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "network_misconfig",
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
+        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device|is neither AF_INET|ibv_reg_mr"
+        "|Cannot assign requested address",
         r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found",
+        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found"
+        r"|is neither AF_INET"
+        r"|ibv_reg_mr\w* failed|Error: .*(?:listen|bind).*Cannot assign requested address",
     ),
     _s(
         "peer_to_peer",
@@ -318,16 +388,25 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
-        "|connect() timed out",
-        r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
+        "|connect() timed out|Timed out initializing process group",
+        r"Timed out initializing process group in store|connect\(\) timed out\. Original timeout"
+        r"|client socket has timed out|RendezvousTimeoutError"
         r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError"
         r"|store->get\('[^']*'\) got error(?!: (?:Connection|Broken|failed to recv|Failed to recv))",
     ),
     _s(
         "network_unreachable",
-        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries|NET/OFI"
+        "|Got async event",
         r"socket(?:Start|Poll)Connect: exceeded retries|Call to connect (?:timeout|failed)|Connect to \S+ failed"
-        r"|ibv_modify_qp failed with (?:error )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+        r"|ibv_modify_qp failed with (?:error )?(?:110|Connection timed out)"
+        r"|Got completion .*with (?:error|status) ?(?:\d+|=)"
+        r"|No route to host|NET/OFI .*completed with error|Got async event ?: ?port error",
+    ),
+    _s(
+        VAGUE,
+        "unhandled system error|unhandled cuda error|invalid usage|internal error",
+        r"NCCL error.*(?:unhandled (?:system|cuda) error|invalid usage|internal error)",
     ),
     _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
@@ -336,7 +415,8 @@ SIGNS: tuple[Sign, ...] = (
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
         "|Connection refused|SIGTERM|store->get"
-        "|RendezvousClosedError|RendezvousGracefulExitError",
+        "|RendezvousClosedError|RendezvousGracefulExitError|NCCL error in|DistStoreError|wait timeout after"
+        "|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|TrainingFailedError",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
@@ -346,16 +426,31 @@ STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
-LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
+LAUNCHER = re.compile(
+    r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun|accelerate/commands|deepspeed/launcher"
+)
+LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
+DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
+LOGGED = re.compile(
+    r"(?:\b(?:ERROR|CRITICAL|FATAL)\b|[Ff]ailed\b).{0,120}?\b(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): \S"
+)
+ERROR_FILE = re.compile(  # of torchelastic
+    r'^\s*[{"].*?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
+)
+FULL = re.compile(r"Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
+SAVES = re.compile(r"save|write_record|checkpoint")
+SHARES = re.compile(r"\b(?:SemLock|Lock|_share_\w+|_new_shared\w*|SharedMemory)\b")
 # What Python prints above the traceback of an exception that ends nothing: in a destructor, in a handler of a log.
 HARMLESS = re.compile(rb"Exception ignored in|--- Logging error ---")
 SPAWNED = re.compile(r"(?i)\bprocess (?P<index>\d{1,4}) terminated with (?:signal SIG|exit code|the following error)")
 HELPER = re.compile(r"multiprocessing/resource_tracker\.py$")  # a process that only tidies up behind the others
-STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
+STREAM_OF_C = re.compile(r"^\s*(?:frame #|Exception raised from |terminate called|(?P<what>what\(\):\s*))")
 
 
 def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
-    """Return the first sign that a text shows."""
+    """Return the first sign that a text shows: of a download that failed none, the network between ranks is another."""
+    if DOWNLOAD.search(text):
+        return None
     for sign in SIGNS:
         if any(word in text for word in sign.words) and (found := sign.pattern.search(text)):
             return sign, found
@@ -377,6 +472,7 @@ class Reader:
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
         self.tracebacks: Counter[bytes] = Counter()  # by their first bytes
         self.beats: dict[int, tuple[Event, ...]] = {}  # the last two heartbeats of each rank
+        self.told = False  # a line has stated a timeout or a failure
 
     def last(self) -> Iterator[Event]:
         """Yield what only counts where a file ends: the last two heartbeats of each rank."""
@@ -386,6 +482,7 @@ class Reader:
     def events(self, hit: Hit) -> Iterator[Event]:
         """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
         for event in self._events(hit):
+            self.told |= event.name in STATES_A_WAIT
             elapsed = _elapsed(hit) if event.name in STATES_A_WAIT else None
             yield event if elapsed is None else replace(event, values={**event.values, "elapsed": str(elapsed)})
 
@@ -393,7 +490,14 @@ class Reader:
         if hit.number in self.taken:
             return
         line = parse(decode(hit.raw))
-        if not line.text.strip() or STREAM_OF_C.match(line.body):
+        stream = STREAM_OF_C.match(line.body)
+        if not line.text.strip() or (stream and (self.told or not stream["what"])):
+            return
+        if stream:  # what a watchdog has thrown: its own line says the same, where somebody has kept that
+            line = replace(line, text=line.body[stream.end() :], body=line.body[stream.end() :])
+        if found := ERROR_FILE.match(line.text):
+            sign = sign_of(found["message"])
+            yield self._event("raised", hit.number, line, {"kind": sign[0].kind} if sign else {})
             return
         for recogniser in RECOGNISERS:
             if any(word in line.text for word in recogniser.words):
@@ -417,10 +521,17 @@ class Reader:
                 yield event
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
+        yield from self._stated(hit.number, line)
+
+    def _stated(self, number: int, line: Line) -> Iterator[Event]:
+        """Yield the failure that a line states by itself."""
         if sign := sign_of(line.text):
-            yield self._event("sign", hit.number, line, {"kind": sign[0].kind, **_missing(sign[1])})
+            yield self._event("sign", number, line, {"kind": sign[0].kind, **_named(sign[1])})
         elif EXCEPTION_LINE.match(line.body):
-            yield self._event("raised", hit.number, line, {"type": line.body.split(":")[0]})
+            values = {"type": line.body.split(":")[0], **_of_full_disk(line.body, line.body)}
+            yield self._event("raised", number, line, values)
+        elif found := LOGGED.search(line.text):
+            yield self._event("logged", number, line, found.groupdict())
 
     def _event(self, name: str, number: int, line: Line, values: Mapping[str, str]) -> Event:
         if line.origin == Origin() and (spawned := SPAWNED.search(line.text)):
@@ -478,6 +589,7 @@ class Reader:
             if flat and not EXCEPTION_LINE.match(body):
                 continue
             if body[:1] in {" ", "", "^", "~", "+", "|"}:
+                self.taken.add(hit.number + offset)  # a line of the program: what it would say, it has not said
                 continue
             if not (found := EXCEPTION.match(body)):
                 if frames:
@@ -509,13 +621,21 @@ class Reader:
             last = (own or frames)[-1]
             values["at"] = f"{last['path']}:{last['at']}"
         values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
-        child = any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]
-        if child or any(b"terminated with the following error" in raw for raw in more):
+        child = found["type"].rpartition(".")[2] in {"ChildFailedError", "CalledProcessError"}
+        if (
+            child
+            and " died with " not in line.body
+            and (any(LAUNCHER.search(f["path"]) for f in frames[-3:]) or LAUNCHERS_COMMAND.search(line.body))
+        ):
+            values["launcher"] = "1"
+        if any(b"terminated with the following error" in raw for raw in more):
             values["launcher"] = "1"
         text = line.body.strip()
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
         if sign:
-            values.update({"kind": sign[0].kind, **_missing(sign[1])})
+            values.update({"kind": sign[0].kind, **_named(sign[1])})
+        else:
+            values.update(_of_full_disk(text, values["functions"]))
         return self._event("exception", number, line, values)
 
 
@@ -551,8 +671,23 @@ def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
             yield Event("step", file, lines + 1 - offset, text, line.origin, line.clock, line.collected, values)
 
 
-def _missing(found: re.Match[str]) -> dict[str, str]:
-    return {"missing": found["missing"]} if "missing" in found.re.groupindex and found["missing"] else {}
+def _named(found: re.Match[str]) -> dict[str, str]:
+    """Return the ranks that a sign itself names."""
+    named = [value for key, value in found.groupdict().items() if key in {"named", "on"} and value]
+    return {"named": named[0]} if named else {}
+
+
+def _of_full_disk(text: str, where: str) -> dict[str, str]:
+    """Return the kind of an exception that says that a disk is full: by the functions, or the file, that it names."""
+    if not FULL.search(text):
+        return {}
+    return (
+        {"kind": "shm_exhausted"}
+        if SHARES.search(where)
+        else {"kind": "checkpoint_failed"}
+        if SAVES.search(where)
+        else {}
+    )
 
 
 def _elapsed(hit: Hit) -> int | None:

@@ -549,7 +549,7 @@ def nccl_failed(job: Job) -> Verdict | None:
 def never_started(job: Job) -> Verdict | None:
     """The last that the log says is that ranks wait for each other at the start."""
     events = job.named["start_awaited"]
-    if not events:
+    if not events or any(step.file == events[-1].file and step.line > events[-1].line for step in job.named["step"]):
         return None
     last = events[-1]
     size, came = last.number("w"), last.number("n")

@@ -183,17 +183,19 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
-    _r(  # a shell, Python, glibc, UCX, Open MPI, subprocess
+    _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
-        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Process received"
-        " signal|Segfault encountered|double free or corruption|corrupted size vs|invalid pointer",
-        r"(?:line \d+:|^)\s*(?P<pid>\d+) (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<w>Killed)\s*$"
+        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|free()|malloc()|realloc()"
+        "|munmap_chunk()|double free or corruption|corrupted size vs",
+        r"(?:line \d+:|^)\s*\d+ (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<alone>Killed)\s*$"
         r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
         r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
-        r"(?P<said>Segmentation fault|Bus error|Illegal instruction)"
-        r"|(?P<segfault>Segfault) encountered|^(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or"
-        r" corruption.*|corrupted size vs\. prev_size.*)",
+        r"(?P<handler>Segmentation fault|Bus error|Illegal instruction)|(?P<torch>Segfault) encountered"
+        r"|(?:^|': )(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or corruption"
+        r"|corrupted size vs\. prev_size)",
     ),
+    _r("spawned", "terminated with the following error", r"Process \d+ terminated with the following error"),
+    _r("nccl_ready", "Init COMPLETE", r"rank \d+ n[rR]anks (?P<ready>\d+) .*Init COMPLETE"),
     _r("stalled", "missing ranks", r"\[missing ranks:\s*(?P<named>\d[\d, ]*)\]"),  # Horovod
     _r(
         "start_awaited",
@@ -233,6 +235,7 @@ class Sign:
 
 
 CONSEQUENCE = "consequence"  # kind of a message that tells of the failure of somebody else
+LOST = frozenset({CONSEQUENCE, "store_lost"})
 VAGUE = "vague"  # kind of a message that tells that something failed, and nothing of what
 
 
@@ -284,8 +287,9 @@ SIGNS: tuple[Sign, ...] = (
     _s("rank_killed", "died unexpectedly", r"Worker proc \w+-(?P<named>\d+) died unexpectedly"),  # vLLM
     _s(
         "node_failure",
-        "missed too many heartbeats|NodeDiedError",
-        r"marked dead because the detector has missed too many heartbeats|NodeDiedError",
+        "missed too many heartbeats|NodeDiedError|Task launch for",
+        r"marked dead because the detector has missed too many heartbeats|NodeDiedError"
+        r"|Task launch for \S+ failed on node",
     ),
     _s(  # a context of CUDA is one process's: the error is of the rank that reports it, be it by the watchdog's thread
         "rank_exception",
@@ -295,6 +299,11 @@ SIGNS: tuple[Sign, ...] = (
         r"|an illegal instruction)",
     ),
     _s("rank_exception", "Assertion", r"\.(?:cu|cuh|hip):\d+: .*Assertion `.+` failed"),
+    _s(  # faults of a program's own kernel: 13, 31 and 43 in NVIDIA's catalogue of Xid, and AMD's runtime
+        "rank_exception",
+        "NVRM: Xid|Memory access fault by GPU",
+        r"NVRM: Xid \([^)]*\): (?:13|31|43)\b|Memory access fault by GPU",
+    ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
@@ -312,9 +321,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "device_mapping",
-        "Duplicate GPU detected|invalid device ordinal|Invalid device id|your machine only has",
+        "Duplicate GPU detected|invalid device ordinal|Invalid device id|machine only has",
         r"Duplicate GPU detected(?: : (?P<named>rank \d+ and rank \d+))?|invalid device ordinal|Invalid device id"
-        r"|[Yy]ou requested gpu.* your machine only has",
+        r"|[Bb]ut your machine only has: \[",
     ),
     _s("port_in_use", "Address already in use|EADDRINUSE"),
     _s(CONSEQUENCE, "successfully reached monitoredBarrier"),
@@ -337,7 +346,7 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "checkpoint_failed",
         "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos "
-        "|Error while deserializing header|Error while serializing",
+        "|Error while deserializing header|Error while serializing|unexpected EOF, expected|storage has wrong size",
     ),
     _s(  # Megatron, DeepSpeed, autograd, clip_grad_norm_
         "nonfinite_loss",
@@ -355,20 +364,25 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "launcher_misconfig",
         "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
-        "|process group has not been initialized",
+        "|process group has not been initialized|have assigned same rank|.py: error|can't open file|command not found"
+        "|Unable to create step|execve",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
-        r"|process group has not been initialized|unrecognized arguments",
+        r"|process group has not been initialized|unrecognized arguments|have assigned same rank"
+        r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
+        r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
     ),
     _s(
         "network_misconfig",
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
         " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device|is neither AF_INET|ibv_reg_mr"
+        "|NET/OFI"
         "|Cannot assign requested address",
         r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
         r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found"
         r"|is neither AF_INET"
-        r"|ibv_reg_mr\w* failed|Error: .*(?:listen|bind).*Cannot assign requested address",
+        r"|ibv_reg_mr\w* failed|Error: .*(?:listen|bind).*Cannot assign requested address"
+        r"|WARN.*NET/OFI (?:Couldn't|Could not|Unable|No |(?!Request).*failed)",
     ),
     _s(
         "peer_to_peer",
@@ -397,11 +411,12 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "network_unreachable",
         "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries|NET/OFI"
-        "|Got async event",
+        "|Got async event|Call to recv|Call to send|Call to sendmsg|Call to recvmsg",
         r"socket(?:Start|Poll)Connect: exceeded retries|Call to connect (?:timeout|failed)|Connect to \S+ failed"
         r"|ibv_modify_qp failed with (?:error )?(?:110|Connection timed out)"
         r"|Got completion .*with (?:error|status) ?(?:\d+|=)"
-        r"|No route to host|NET/OFI .*completed with error|Got async event ?: ?port error",
+        r"|No route to host|Call to (?:recv|send)\w* .*failed : Connection timed out"
+        r"|NET/OFI .*completed with error|Got async event ?: ?port error",
     ),
     _s(
         VAGUE,
@@ -424,7 +439,9 @@ BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\
 PROJECT_VERDICT = next(each.pattern for each in RECOGNISERS if each.name == "project_verdict")
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
-EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
+EXCEPTION_LINE = re.compile(
+    r"^\s{0,4}(?P<type>(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Interrupt)|(?:[A-Z]\w*)?Exception)): "
+)
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
 LAUNCHER = re.compile(
     r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun|accelerate/commands|deepspeed/launcher"
@@ -437,6 +454,10 @@ LOGGED = re.compile(
 ERROR_FILE = re.compile(  # of torchelastic
     r'^\s*[{"].*?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
 )
+STARTS = re.compile(
+    r"\b(?:init_process_group|_env_rendezvous_handler|_create_c10d_store|_create_tcp_store|_call_store)\b"
+)
+BROKEN = frozenset({"EOFError", "UnpicklingError"})  # of torch.load
 FULL = re.compile(r"Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
 SAVES = re.compile(r"save|write_record|checkpoint")
 SHARES = re.compile(r"\b(?:SemLock|Lock|_share_\w+|_new_shared\w*|SharedMemory)\b")
@@ -527,8 +548,9 @@ class Reader:
         """Yield the failure that a line states by itself."""
         if sign := sign_of(line.text):
             yield self._event("sign", number, line, {"kind": sign[0].kind, **_named(sign[1])})
-        elif EXCEPTION_LINE.match(line.body):
-            values = {"type": line.body.split(":")[0], **_of_full_disk(line.body, line.body)}
+        elif found := EXCEPTION_LINE.match(line.body):
+            values = {"type": found["type"], **_of_full_disk(line.body, line.body)}
+            values |= {"launcher": "1"} if _of_launcher(found["type"], line.body, ()) else {}
             yield self._event("raised", number, line, values)
         elif found := LOGGED.search(line.text):
             yield self._event("logged", number, line, found.groupdict())
@@ -588,10 +610,10 @@ class Reader:
                 continue
             if flat and not EXCEPTION_LINE.match(body):
                 continue
-            if body[:1] in {" ", "", "^", "~", "+", "|"}:
+            if body[:1] in {" ", "", "^", "~", "+", "|"} and not (frames and EXCEPTION_LINE.match(body)):
                 self.taken.add(hit.number + offset)  # a line of the program: what it would say, it has not said
                 continue
-            if not (found := EXCEPTION.match(body)):
+            if not (found := EXCEPTION.match(body.lstrip())):
                 if frames:
                     return
                 continue
@@ -621,21 +643,19 @@ class Reader:
             last = (own or frames)[-1]
             values["at"] = f"{last['path']}:{last['at']}"
         values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
-        child = found["type"].rpartition(".")[2] in {"ChildFailedError", "CalledProcessError"}
-        if (
-            child
-            and " died with " not in line.body
-            and (any(LAUNCHER.search(f["path"]) for f in frames[-3:]) or LAUNCHERS_COMMAND.search(line.body))
-        ):
-            values["launcher"] = "1"
-        if any(b"terminated with the following error" in raw for raw in more):
+        parent = any(b"terminated with the following error" in raw for raw in more)
+        if parent or _of_launcher(found["type"], line.body, frames):
             values["launcher"] = "1"
         text = line.body.strip()
+        if frames and found["type"].rpartition(".")[2] in BROKEN and "torch/serialization.py" in frames[-1]["path"]:
+            values["kind"] = "checkpoint_failed"
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
         if sign:
             values.update({"kind": sign[0].kind, **_named(sign[1])})
         else:
-            values.update(_of_full_disk(text, values["functions"]))
+            values |= _of_full_disk(text, values["functions"])
+        if values.get("kind") in LOST and STARTS.search(values["functions"]):
+            values["start"] = "1"
         return self._event("exception", number, line, values)
 
 
@@ -675,6 +695,13 @@ def _named(found: re.Match[str]) -> dict[str, str]:
     """Return the ranks that a sign itself names."""
     named = [value for key, value in found.groupdict().items() if key in {"named", "on"} and value]
     return {"named": named[0]} if named else {}
+
+
+def _of_launcher(kind: str, text: str, frames: Sequence[re.Match[str]]) -> bool:
+    """Tell whether an exception is the launcher's, about one of its processes that has ended with a code."""
+    if kind.rpartition(".")[2] not in {"ChildFailedError", "CalledProcessError"} or " died with " in text:
+        return False
+    return any(LAUNCHER.search(f["path"]) for f in frames[-3:]) or bool(LAUNCHERS_COMMAND.search(text))
 
 
 def _of_full_disk(text: str, where: str) -> dict[str, str]:

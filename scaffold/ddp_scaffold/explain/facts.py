@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .events import CONSEQUENCE, VAGUE, Event
+from .events import LOST, VAGUE, Event
 from .flight_recorder import Dump, GroupState, compare
 
 # in the name of the file, or the whole name of a folder
@@ -78,6 +78,7 @@ class Job:
     counts: dict[str, dict[int, Counts]] = field(default_factory=lambda: defaultdict(dict))  # group -> rank -> counts
     failures: list[tuple[str, int | None, Event]] = field(default_factory=list)  # kind, rank
     consequences: list[tuple[int | None, Event]] = field(default_factory=list)
+    hints: list[tuple[int | None, Event]] = field(default_factory=list)  # of a failure that the input does not have
     vague: list[tuple[int | None, Event]] = field(default_factory=list)  # NCCL has failed, and does not say in what
     exits: list[Exit] = field(default_factory=list)
     named: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -196,6 +197,8 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
         code = int(values["x"]) if "x" in values else -int(values["signal"])
         code = SIGNAL_BASE - code if SIGNAL_BASE < code < SIGNAL_BASE + 32 else code
         job.exits.append(Exit(int(values["r"]), code, event))
+    elif event.name in {"spawned", "logged"}:
+        job.hints.append((rank, event))
     elif event.name == "death" and not aborted(event):
         job.failures.append(("rank_killed", rank, event))
     elif event.name in {"sign", "exception", "raised"}:
@@ -209,7 +212,7 @@ def aborted(event: Event) -> bool:
 
 def _take_failure(job: Job, event: Event, rank: int | None) -> None:
     kind = event.values.get("kind", "rank_exception")
-    if "launcher" in event.values or kind in {CONSEQUENCE, "store_lost"}:
+    if "launcher" in event.values or kind in LOST:
         job.consequences.append((rank, event))
     elif kind == VAGUE:
         job.vague.append((rank, event))

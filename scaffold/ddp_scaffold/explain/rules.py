@@ -216,7 +216,9 @@ def first_named_failure(job: Job) -> Verdict | None:
     confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
     where = "between two hosts" if kind == "network_unreachable" else "all ranks"
     who = name(ranks) if ranks else where if nobody else "a rank that the input does not name"
-    summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
+    what = "its kernel has faulted, by the driver" if "Xid" in event.text else _SUMMARIES["rank_exception"]
+    what = what if kind == "rank_exception" else _SUMMARIES.get(kind, "failed first")
+    summary = f"{who[0].upper()}{who[1:]}: {what}."
     if _named_ranks(event) and rank is not None:
         summary += f" {name([rank]).capitalize()} only reports it."
     needs = [] if ranks or nobody or kind in START else ["which rank wrote that line"]
@@ -387,7 +389,7 @@ def late_rank(job: Job) -> Verdict | None:
 def silent_ranks(job: Job) -> Verdict | None:
     """Ranks that must exist and say nothing, while all others report a timeout."""
     waiting = {timeout.rank for timeout in job.timeouts if timeout.rank is not None}
-    if not waiting:
+    if not waiting or _came_to_the_first(job):
         return None
     size = job.world_size or max(job.ranks | waiting) + 1
     silent = sorted(set(range(size)) - waiting)
@@ -436,6 +438,16 @@ def all_wait(job: Job) -> Verdict | None:
     who = name(waiting).capitalize() if waiting else "A rank"
     summary = f"{who} waited in {first.collective}; it is a victim, and the input lacks the others."
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
+
+
+def _came_to_the_first(job: Job) -> bool:
+    """Tell whether ranks that say nothing may well have come to the first collective: NCCL was ready, with all of them.
+
+    Without `device_id`, torch makes a communicator at the first collective, so that each rank has issued that.
+    """
+    sizes = {event.number("ready") for event in job.named["nccl_ready"]}
+    first = all(timeout.sequence == 1 for timeout in job.timeouts) and len(job.counts) < 2
+    return first and bool(job.timeouts) and sizes == {job.world_size}
 
 
 def unequal_steps(job: Job) -> Verdict | None:
@@ -547,25 +559,31 @@ def nccl_failed(job: Job) -> Verdict | None:
 
 
 def never_started(job: Job) -> Verdict | None:
-    """The last that the log says is that ranks wait for each other at the start."""
-    events = job.named["start_awaited"]
+    """The last that the log says is that ranks wait for each other at the start, or lost the store there."""
+    lost = [event for _, event in job.consequences]
+    if any("start" not in event.values for event in lost if event.name == "exception"):
+        return None
+    events = [event for event in lost if "start" in event.values] or job.named["start_awaited"]
     if not events or any(step.file == events[-1].file and step.line > events[-1].line for step in job.named["step"]):
         return None
     last = events[-1]
     size, came = last.number("w"), last.number("n")
-    summary = f"{came} of {size} ranks came to the start." if size else "The host of the store cannot be reached."
-    if size is not None and came is not None and came >= size:
+    if size is not None and size == came:
         return None
+    summary = f"{came} ranks came to the start, of {size}." if size else "A rank did not reach the store at the start."
+    if size and came and came > size:
+        summary = f"{came} ranks have come to a start of {size}: one more than once, or others use the same store."
     needs = ["the output of the other nodes"]
     return verdict_of("rendezvous_failed", None, "likely", summary, events[-2:], phase="init", needs=needs)
 
 
 def said_in_passing(job: Job) -> Verdict | None:
-    """An error that only a logger's line tells of, or an abort of which nothing says why."""
-    if logged := job.named["logged"]:
-        rank = logged[0].origin.rank
-        summary = f"{name([rank]).capitalize() if rank is not None else 'A rank'} has logged an exception."
-        return verdict_of("rank_exception", _one(rank), "likely", summary, logged[:2], needs=["its traceback"])
+    """An error that only a parent's or a logger's line tells of, or an abort of which nothing says why."""
+    if job.hints:
+        rank, event = min(job.hints, key=lambda hint: hint[1].name != "spawned")
+        who = name([rank]).capitalize() if rank is not None else "A rank"
+        how = "has logged an exception" if event.name == "logged" else "has raised an exception, which the input lacks"
+        return verdict_of("rank_exception", _one(rank), "likely", f"{who} {how}.", [event], needs=["its traceback"])
     deaths = [event for event in job.named["death"] if aborted(event)]
     if not deaths or job.timeouts or job.named["thread_ended"] or job.named["heartbeat"]:
         return None
@@ -632,9 +650,9 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     interrupted,
     ranks_were_ended,
     nccl_failed,
+    never_started,
     broken_connections,
     nothing_failed,
-    never_started,
     said_in_passing,
 )
 FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")

@@ -138,6 +138,7 @@ WARN = "n1:4321:4400 [0] misc/socket.cc:484 NCCL WARN "
 CLOSING = "W1127 21:59:32.389000 4326 torch/distributed/elastic/multiprocessing/api.py:900] Sending process {} closing signal {}\n"
 SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 42260 got signal: {}\n"
 BARRIER = "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)\n"
+READY = "n1:71:72 [0] NCCL INFO comm 0x55fb6f3ce680 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 41000 commId 0x7955 - Init COMPLETE\n"
 FULL = "OSError: [Errno 28] No space left on device"
 DOWNLOAD = "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x.org', port=443): Max retries exceeded with url: /x ([Errno -3] Temporary failure in name resolution)"
 CASES: tuple[Case, ...] = (
@@ -1300,4 +1301,213 @@ CASES: tuple[Case, ...] = (
         None,
         raised(None, "KeyError: 'x'").replace("step(batch)", 'raise RuntimeError("CUDA out of memory")'),
     ),
+    Case(
+        "store-hung-up-sending",
+        "store_lost",
+        None,
+        '[rank1]:[W901 21:19:08.277343715 ProcessGroupNCCL.cpp:1783] [PG ID 0 PG GUID 0(default_pg) Rank 1] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n[rank3]:[W901 21:19:09.254317555 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=51, addr=[n1]:40714, remote=[n1]:29500): Broken pipe\n',
+    ),
+    Case(
+        "ray-worker-exits",
+        "rank_killed",
+        None,
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n",
+    ),
+    Case(
+        "ray-worker-crashed",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task."),
+    ),
+    Case("ray-actor-node", "node_failure", None, "The actor is dead because its node has died. Node Id: 8a3f\n"),
+    Case(
+        "composer-new",
+        "rank_killed",
+        (0,),
+        "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -11\n",
+    ),
+    Case(
+        "composer-new-1",
+        "rank_exception",
+        (3,),
+        "ERROR:composer.cli.launcher:Global rank 3 (PID 208865) exited with code 1\n",
+    ),
+    Case("spawn-exit", "rank_exception", (2,), "Exception: process 2 terminated with exit code 1\n"),
+    Case("spawn-exit-told", "cuda_oom", (2,), "Exception: process 2 terminated with exit code 1\n" + raised(2, OOM)),
+    Case(
+        "spawn-cut",
+        "rank_exception",
+        (1,),
+        raised(None, "Exception: ", "launch.py")
+        + "\n-- Process 1 terminated with the following error:\n"
+        + raised(None, "").rstrip(),
+    ),
+    Case(
+        "determined-cli",
+        "cuda_oom",
+        (2,),
+        "[] [rank=2] RuntimeError: CUDA out of memory. Tried to allocate 824.00 MiB (GPU 0)\n",
+    ),
+    Case(
+        "logger-then-rank",
+        "rank_exception",
+        (3,),
+        raised(3, "KeyError: 'x'", prefix="[2026-11-27 21:59:32 ERROR] [rank: 3] ") + lost(1),
+    ),
+    Case(
+        "oom-library",
+        "cuda_oom",
+        None,
+        "RuntimeError: TensorStorage tensor.h 168\ncuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1\n",
+    ),
+    Case("oom-driver", "cuda_oom", (1,), raised(1, "RuntimeError: CUDA driver error: out of memory")),
+    Case(
+        "unused-parameters",
+        "divergent_control_flow",
+        (3,),
+        "Parameters which did not receive grad for rank 3: head.bias, head.weight\n",
+    ),
+    Case(
+        "unused-parameters-told",
+        "divergent_control_flow",
+        (2,),
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.\nParameter indices which did not receive grad for rank 2: 362 363\n",
+    ),
+    Case(
+        "gloo-gave-up",
+        "unknown",
+        None,
+        raised(
+            1,
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Application timeout caused pair closure",
+        ),
+    ),
+    Case("docker-137", "rank_killed", None, "trainer-1 exited with code 137\n"),
+    Case(
+        "pod-139",
+        "rank_killed",
+        None,
+        "    State:          Terminated\n      Reason:       Error\n      Exit Code:    139\n",
+    ),
+    Case(
+        "pod-143",
+        "unknown",
+        None,
+        "    State:          Terminated\n      Reason:       Error\n      Exit Code:    143\n",
+    ),
+    Case(
+        "pod-137-oom",
+        "host_oom_kill",
+        None,
+        "    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n",
+    ),
+    Case("pod-137-later", "rank_exception", (0,), raised(0, "KeyError: 'x'") + "trainer-1 exited with code 137\n"),
+    Case(
+        "sacct-memory", "host_oom_kill", None, "Slurm Job_id=512 Name=train Failed, Run time 00:12:33, OUT_OF_MEMORY\n"
+    ),
+    Case("scontrol-node", "node_failure", None, "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"),
+    Case("scontrol-time", "time_limit", None, "   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)\n"),
+    Case("scontrol-runs", "unknown", None, "   JobState=RUNNING Reason=None Dependency=(null)\n   TIMEOUT_ACTION=x\n"),
+    Case(
+        "sagemaker",
+        "rank_exception",
+        None,
+        'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "ValueError: bad label"\n',
+    ),
+    Case(
+        "launch-py-line",
+        "unknown",
+        None,
+        "subprocess.CalledProcessError: Command '['/usr/bin/python', '-u', 't.py', '--local_rank=3']' returned non-zero exit status 1.\n",
+    ),
+    Case(
+        "record",
+        "rank_exception",
+        (1,),
+        table((0, -15, T), (1, 1, T)).replace(
+            "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            'Traceback (most recent call last):\n    File "t.py", line 3, in main\n      step()\n  EOFError: Ran out of input',
+        ),
+    ),
+    Case(
+        "record-cut",
+        "rank_exception",
+        None,
+        "      return _unpickler(io.BytesIO(buf)).load()\n  EOFError: Ran out of input\n",
+    ),
+    Case(
+        "checkpoint-empty",
+        "checkpoint_failed",
+        None,
+        raised(None, "EOFError: Ran out of input").replace(
+            "/home/user/proj/train.py", "/x/site-packages/torch/serialization.py"
+        ),
+    ),
+    Case(
+        "checkpoint-short",
+        "checkpoint_failed",
+        None,
+        raised(None, "RuntimeError: unexpected EOF, expected 4859355 more bytes. The file might be corrupted."),
+    ),
+    Case("pickle-empty", "rank_exception", (0,), raised(0, "EOFError: Ran out of input") + lost(1)),
+    Case(
+        "ofi-provider",
+        "network_misconfig",
+        None,
+        "10.0.0.7: WARN: Function: find_ofi_provider Line: 543: NET/OFI Couldn't find any optimal provider\n",
+    ),
+    Case("ofi-info", "unknown", None, "n1:71:16 [7] NCCL INFO NET/OFI No NIC info for dev 0\n"),
+    Case("store-barrier-many", "rendezvous_failed", None, BARRIER.replace("worker_count=3", "worker_count=8") * 2),
+    Case(
+        "store-lost-at-start",
+        "rendezvous_failed",
+        None,
+        raised(None, "RuntimeError: Connection reset by peer").replace("in main", "in init_process_group"),
+    ),
+    Case(
+        "store-lost-at-start-told",
+        "rank_exception",
+        (0,),
+        raised(1, "RuntimeError: Connection reset by peer").replace("in main", "in init_process_group")
+        + raised(0, "KeyError: 'x'"),
+    ),
+    Case(
+        "lightning-devices",
+        "device_mapping",
+        None,
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1]\n But your machine only has: [0]\n",
+    ),
+    Case(
+        "glibc-old",
+        "rank_killed",
+        None,
+        "*** Error in `python': free(): invalid pointer: 0x00007fcbb6ab6d80 ***\n======= Backtrace: =========\n",
+    ),
+    Case(
+        "same-rank",
+        "launcher_misconfig",
+        None,
+        raised(None, "RuntimeError: more than one node have assigned same rank at General.cpp:17"),
+    ),
+    Case(
+        "no-script",
+        "launcher_misconfig",
+        None,
+        "/usr/bin/python3: can't open file '/home/user/t.py': [Errno 2] No such file or directory\n",
+    ),
+    Case("usage", "launcher_misconfig", None, "train.py: error: the following arguments are required: --data\n"),
+    Case(
+        "xid-program",
+        "rank_exception",
+        None,
+        XID.format(31) + ", Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted @ 0x7fd7_90743000\n",
+    ),
+    Case(
+        "gpu-fault-amd",
+        "rank_exception",
+        None,
+        "Memory access fault by GPU node-1 (Agent handle: 0x5581) on address 0x7f00. Reason: Page not present or supervisor privilege.\n",
+    ),
+    Case("first-collective-cut", "unknown", None, READY + watchdog(0, 1) + watchdog(1, 1) + watchdog(2, 1)),
+    Case("later-collective", "missing_rank", (3,), READY + watchdog(0, 9) + watchdog(1, 9) + watchdog(2, 9)),
 )

@@ -105,7 +105,11 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
     ),
-    _r("rank_exit", "crashed with exit code", r"\bRank (?P<r>\d{1,6}) crashed with exit code (?P<x>-?\d+)"),  # Composer
+    _r(  # Composer
+        "rank_exit",
+        "crashed with exit code|exited with code",
+        r"\b[Rr]ank (?P<r>\d{1,6}) (?:crashed with exit code|\(PID \d+\) exited with code) (?P<x>-?\d+)",
+    ),
     _r(  # Open MPI
         "rank_exit",
         "noticed that process rank",
@@ -170,6 +174,11 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "Job step aborted|Force Terminated|Terminating",
         r"srun: (?:Job step aborted|Force Terminated|error: Node failure|Terminating).*",
     ),
+    _r(  # sacct, scontrol, Slurm's mail
+        "slurm_state",
+        "OUT_OF_MEMORY|NODE_FAIL|PREEMPTED|TIMEOUT",
+        r"(?:JobState=|State: +|Job_id=.*, )(?P<why>OUT_OF_MEMORY|NODE_FAIL|PREEMPTED|TIMEOUT)\b",
+    ),
     _r("pbs", "PBS: job killed", r"PBS: job killed: (?P<why>.*)"),
     _r(
         "kubernetes",
@@ -186,15 +195,21 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
         "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|free()|malloc()|realloc()"
-        "|munmap_chunk()|double free or corruption|corrupted size vs",
+        "|munmap_chunk()|double free or corruption|corrupted size vs|exit code|Exit Code|exited with code|exitCode"
+        "|exit status|non-zero status",
         r"(?:line \d+:|^)\s*\d+ (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<alone>Killed)\s*$"
         r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
         r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
         r"(?P<handler>Segmentation fault|Bus error|Illegal instruction)|(?P<torch>Segfault) encountered"
         r"|(?:^|': )(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or corruption"
-        r"|corrupted size vs\. prev_size)",
+        r"|corrupted size vs\. prev_size)|\bexit(?:ed)? ?(?:with )?(?:a non-zero )?(?:[Cc]ode|status)(?: of)?[ \"':=]+"
+        r"(?P<code>13[5-9])\b|\bExit Code: +(?P<pod>13[5-9])\b",
     ),
-    _r("spawned", "terminated with the following error", r"Process \d+ terminated with the following error"),
+    _r(
+        "spawned",
+        "terminated with the following error|terminated with exit code",
+        r"[Pp]rocess \d+ terminated with (?:the following error|exit code \d)",
+    ),
     _r("nccl_ready", "Init COMPLETE", r"rank \d+ n[rR]anks (?P<ready>\d+) .*Init COMPLETE"),
     _r("stalled", "missing ranks", r"\[missing ranks:\s*(?P<named>\d[\d, ]*)\]"),  # Horovod
     _r(
@@ -255,9 +270,12 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "cuda_oom",
         "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
-        "|CUBLAS_STATUS_ALLOC_FAILED|Tried to allocate|Triton Error",
+        "|CUBLAS_STATUS_ALLOC_FAILED|Tried to allocate|Triton Error|cuda failed with error|CUDA_ERROR_OUT_OF_MEMORY"
+        "|CUDA driver error|cudaMalloc",
         r"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|out of memory\.? Tried to allocate|Triton Error \[\w+\]: out of memory",
+        r"|CUBLAS_STATUS_ALLOC_FAILED|out of memory\.? Tried to allocate|Triton Error \[\w+\]: out of memory"
+        r"|(?:cuda failed with error 2 |CUDA driver error: |cudaMalloc\w* failed: )out of memory"
+        r"|CUDA_ERROR_OUT_OF_MEMORY",
     ),
     _s(
         "hardware_fault",
@@ -278,9 +296,11 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
+    _s("node_failure", "because its node has died|LocalRayletDiedError"),
     _s(
         "rank_killed",
-        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
+        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing"
+        "|worker process has died|Worker unexpectedly exits|WorkerCrashedError",
     ),
     _s("rank_killed", "terminated with signal", r"(?i)\bprocess \d+ terminated with signal SIG"),  # of mp.spawn
     _s("rank_killed", "died with", r"died with <Signals\.SIG(?:KILL|SEGV|BUS|ILL|FPE)"),  # of subprocess
@@ -343,6 +363,7 @@ SIGNS: tuple[Sign, ...] = (
     _s("missing_rank", "inconsistent 0 params", r"while rank (?P<named>\d+) has inconsistent 0 params"),
     _s("uneven_inputs", "exhausted inputs"),
     _s("divergent_control_flow", "Expected to have finished reduction in the prior iteration"),
+    _s("divergent_control_flow", "did not receive grad for rank", r"did not receive grad for rank (?P<named>\d+)"),
     _s(
         "checkpoint_failed",
         "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos "
@@ -370,7 +391,8 @@ SIGNS: tuple[Sign, ...] = (
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
         r"|process group has not been initialized|unrecognized arguments|have assigned same rank"
         r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
-        r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
+        r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found"
+        r"|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
     ),
     _s(
         "network_misconfig",
@@ -423,7 +445,7 @@ SIGNS: tuple[Sign, ...] = (
         "unhandled system error|unhandled cuda error|invalid usage|internal error",
         r"NCCL error.*(?:unhandled (?:system|cuda) error|invalid usage|internal error)",
     ),
-    _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
+    _s("store_lost", "recvValue|sendBytes failed|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
         CONSEQUENCE,
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
@@ -431,7 +453,8 @@ SIGNS: tuple[Sign, ...] = (
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
         "|Connection refused|SIGTERM|store->get"
         "|RendezvousClosedError|RendezvousGracefulExitError|NCCL error in|DistStoreError|wait timeout after"
-        "|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|TrainingFailedError",
+        "|pair closure|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError"
+        "|TrainingFailedError",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
@@ -449,7 +472,8 @@ LAUNCHER = re.compile(
 LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
 DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
 LOGGED = re.compile(
-    r"(?:\b(?:ERROR|CRITICAL|FATAL)\b|[Ff]ailed\b).{0,120}?\b(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): \S"
+    r"(?:\b(?:ERROR|CRITICAL|FATAL|ErrorMessage)\b|[Ff]ailed\b).{0,120}?"
+    r"\b(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): \S"
 )
 ERROR_FILE = re.compile(  # of torchelastic
     r'^\s*[{"].*?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'

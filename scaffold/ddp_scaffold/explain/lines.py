@@ -24,6 +24,7 @@ FRONT = re.compile(
     r"|[a-z][a-z0-9-]*\d[a-z0-9-]*:(?=\s)|\d{1,3}(?:\.\d{1,3}){3}:(?=\s)"  # pdsh: host or address
     r"|\[(?:RANK|[Rr]ank)[:= ]{1,2}\d{1,6}\]:?|\[pod/[\w./-]+\]|[\w.-]+-\d+ +\|(?=\s)"  # the last: docker compose
     r"|(?:<\w*>\s+)?\[\d{4}-[\dT:. +Z-]+\] +[0-9a-f]{8}(?: +\[rank=\d+\])? +\|\|"  # Determined
+    r"|\[[^\]\[]{0,40}\](?=\s*\[[Rr]ank[:= ])"  # what a logger puts before the rank
     r"|>(?=\s)"  # quoted
     r")"
 )

@@ -23,6 +23,7 @@ from .verdicts import name, verdict_of
 SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
 NUMBERS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 9: "SIGKILL", 10: "SIGUSR1", 12: "SIGUSR2", 15: "SIGTERM"}
 MOST_TASKS = 65_536
+SCHEDULERS = ("pbs", "lsf", "submitit", "kubernetes", "slurm_state")  # events in which one of them tells why
 START = frozenset({"port_in_use", "device_mapping", "launcher_misconfig", "rendezvous_failed", "network_misconfig"})
 # What a process that was ended while others still held it may say: not a first failure once a timeout stands before it.
 LATE = frozenset({"rank_exception", "rank_killed", "network_unreachable", "rendezvous_failed", "port_in_use"})
@@ -88,10 +89,13 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
 
 def _other_scheduler(job: Job) -> Verdict | None:
     """What PBS, LSF, submitit and Kubernetes write into the job's output, or tell of its pods."""
-    for event in (*job.named["pbs"], *job.named["lsf"], *job.named["submitit"], *job.named["kubernetes"]):
+    for event in (event for source in SCHEDULERS for event in job.named[source]):
         why = event.values["why"]
         failed = any(_before(other, event) is not False for _, _, other in job.failures)
-        if any(word in why for word in ("walltime", "RUNLIMIT", "timed-out", "Deadline", "deadline")) and not failed:
+        if (
+            any(word in why for word in ("walltime", "RUNLIMIT", "timed-out", "TIMEOUT", "Deadline", "deadline"))
+            and not failed
+        ):
             summary = "The scheduler has ended the job at its time limit; nothing failed before."
             return verdict_of("time_limit", None, "certain", summary, [event])
         if "PREEMPT" in why.upper() and not failed:
@@ -99,10 +103,10 @@ def _other_scheduler(job: Job) -> Verdict | None:
         if event.values.get("resource", "memory") != "memory":  # of the node: disk, or numbers of processes
             summary = f"The node had too little {event.values['resource']}, and Kubernetes has evicted the pod."
             return verdict_of("preempted", None, "likely", summary, [event])
-        if "mem" in why or "MEMLIMIT" in why:
+        if any(word in why for word in ("mem", "MEMLIMIT", "OUT_OF_MEMORY")):
             summary = "The scheduler has ended the job because it used more memory than it had asked for."
             return verdict_of("host_oom_kill", None, "certain", summary, [event])
-        if "SISTER_EOF" in why or "communicate with sister" in why:
+        if any(word in why for word in ("SISTER_EOF", "communicate with sister", "NODE_FAIL")):
             return verdict_of("node_failure", None, "likely", "The scheduler has lost a node of the job.", [event])
     return None
 
@@ -208,7 +212,8 @@ def first_named_failure(job: Job) -> Verdict | None:
         rank = _only_failed(job)
     tasks = _tasks_out_of_memory(job) if kind == "host_oom_kill" else []
     ranks = tasks or _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
-    ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
+    alike = [(_named_ranks(item) or _one(other)) for what, other, item in failures if what == kind]
+    ranks = ranks or next(filter(None, alike), [])
     nobody = kind in EVERY_RANK_REPORTS or kind == "network_unreachable"  # whose line is written by either end
     if nobody:
         ranks = []
@@ -219,7 +224,7 @@ def first_named_failure(job: Job) -> Verdict | None:
     what = "its kernel has faulted, by the driver" if "Xid" in event.text else _SUMMARIES["rank_exception"]
     what = what if kind == "rank_exception" else _SUMMARIES.get(kind, "failed first")
     summary = f"{who[0].upper()}{who[1:]}: {what}."
-    if _named_ranks(event) and rank is not None:
+    if _named_ranks(event) and rank is not None and rank not in ranks:
         summary += f" {name([rank]).capitalize()} only reports it."
     needs = [] if ranks or nobody or kind in START else ["which rank wrote that line"]
     same = [item[2] for item in job.failures if item[0] == kind and item[2] is not event]
@@ -577,13 +582,25 @@ def never_started(job: Job) -> Verdict | None:
     return verdict_of("rendezvous_failed", None, "likely", summary, events[-2:], phase="init", needs=needs)
 
 
+def child_raised(job: Job) -> Verdict | None:
+    """`mp.spawn` names a process that has raised, and the log is cut before its exception."""
+    spawned = [(rank, event) for rank, event in job.hints if event.name == "spawned"]
+    if not spawned or any("launcher" not in event.values for _, event in job.consequences):
+        return None
+    rank, event = spawned[0]
+    who = name([rank]).capitalize() if rank is not None else "A rank"
+    summary = f"{who} raised an exception first; the input lacks its end."
+    return verdict_of("rank_exception", _one(rank), "likely", summary, [event], needs=["its traceback"])
+
+
 def said_in_passing(job: Job) -> Verdict | None:
-    """An error that only a parent's or a logger's line tells of, or an abort of which nothing says why."""
-    if job.hints:
-        rank, event = min(job.hints, key=lambda hint: hint[1].name != "spawned")
+    """An error that only a logger's line tells of, or an abort of which nothing says why."""
+    logged = [(rank, event) for rank, event in job.hints if event.name == "logged"]
+    if logged:
+        rank, event = logged[0]
         who = name([rank]).capitalize() if rank is not None else "A rank"
-        how = "has logged an exception" if event.name == "logged" else "has raised an exception, which the input lacks"
-        return verdict_of("rank_exception", _one(rank), "likely", f"{who} {how}.", [event], needs=["its traceback"])
+        summary = f"{who} has logged an exception."
+        return verdict_of("rank_exception", _one(rank), "likely", summary, [event], needs=["its traceback"])
     deaths = [event for event in job.named["death"] if aborted(event)]
     if not deaths or job.timeouts or job.named["thread_ended"] or job.named["heartbeat"]:
         return None
@@ -649,6 +666,7 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     stalled_operations,
     interrupted,
     ranks_were_ended,
+    child_raised,
     nccl_failed,
     never_started,
     broken_connections,

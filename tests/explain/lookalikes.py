@@ -1510,4 +1510,122 @@ CASES: tuple[Case, ...] = (
     ),
     Case("first-collective-cut", "unknown", None, READY + watchdog(0, 1) + watchdog(1, 1) + watchdog(2, 1)),
     Case("later-collective", "missing_rank", (3,), READY + watchdog(0, 9) + watchdog(1, 9) + watchdog(2, 9)),
+    Case(
+        "error-file-lines",
+        "rank_exception",
+        None,
+        'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n    "message": "TypeError: bad arguments",\n    "extraInfo": {\n',
+    ),
+    Case("net-qp", "network_misconfig", None, WARN + "Call to ibv_create_qp failed\n"),
+    Case(
+        "net-device",
+        "network_misconfig",
+        None,
+        WARN + "Call to ibv_modify_qp failed with error No such device errno 19\n",
+    ),
+    Case(
+        "net-qp-timeout",
+        "network_unreachable",
+        None,
+        WARN + "Call to ibv_modify_qp failed with error Connection timed out errno 110\n",
+    ),
+    Case(
+        "net-ece",
+        "unknown",
+        None,
+        "n1:71:16 [0] NCCL INFO Call to ibv_set_ece failed with error Operation not supported errno 95\n",
+    ),
+    Case(
+        "net-loopback",
+        "network_misconfig",
+        None,
+        raised(None, "RuntimeError: [../gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:12345: Connection refused"),
+    ),
+    Case(
+        "net-recv-timeout",
+        "network_unreachable",
+        None,
+        WARN + "Call to recv from 10.0.0.2<43210> failed : Connection timed out\n",
+    ),
+    Case(
+        "net-recv-reset",
+        "unknown",
+        None,
+        WARN + "Call to recv from 10.0.0.2<43210> failed : Connection reset by peer\n",
+    ),
+    Case("rdzv-connect-old", "rendezvous_failed", None, raised(None, "RuntimeError: connect() timed out.")),
+    Case(
+        "nccl-of-data-parallel",
+        "unknown",
+        None,
+        raised(None, "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
+    ),
+    Case(
+        "nccl-old-lost",
+        "missing_rank",
+        (2,),
+        "World size: 3\n"
+        + "".join(
+            raised(rank, "RuntimeError: NCCL error in: x.cpp:784, unhandled system error, NCCL version 2.7.8")
+            for rank in (0, 1)
+        ),
+    ),
+    Case(
+        "oom-old-check",
+        "cuda_oom",
+        None,
+        "THCudaCheck FAIL file=/pytorch/aten/src/THC/THCGeneral.cpp line=50 error=2 : out of memory\n",
+    ),
+    Case(
+        "device-old-check",
+        "device_mapping",
+        None,
+        "THCudaCheck FAIL file=/pytorch/torch/csrc/cuda/Module.cpp line=59 error=101 : invalid device ordinal\n",
+    ),
+    Case(
+        "mpi-abort",
+        "rank_exception",
+        (2,),
+        "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
+    ),
+    Case(
+        "mpi-slots",
+        "launcher_misconfig",
+        None,
+        "There are not enough slots available in the system to satisfy the 16\nslots that were requested by the application:\n",
+    ),
+    Case(
+        "mpi-node",
+        "node_failure",
+        None,
+        "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[4711,0],0] on node n1\n  Remote daemon: [[4711,0],1] on node n2\n",
+    ),
+    Case("srun-exit-137", "rank_killed", (3,), "srun: error: n1: task 3: Exited with exit code 137\n"),
+    Case(
+        "cgroup-oom",
+        "host_oom_kill",
+        None,
+        "[9912.1] Memory cgroup out of memory: Killed process 1001 (python) total-vm:99999kB\n",
+    ),
+    Case(
+        "oomd",
+        "host_oom_kill",
+        None,
+        "systemd-oomd[812]: Killed /user.slice/train.scope due to memory pressure for /user.slice being 81.60% > 50.00%\n",
+    ),
+    Case(
+        "nccl-truncated",
+        "mismatched_collectives",
+        None,
+        "n1:71:16 [0] transport/net_socket.cc:473 NCCL WARN NET/Socket : peer 10.0.0.2<43210> message truncated, receiving 1048576 bytes instead of 65536.\n",
+    ),
+    Case(
+        "connection-of-workers",
+        "rank_killed",
+        (1,),
+        raised(None, "EOFError").replace(
+            "/home/user/proj/train.py", "/usr/lib/python3.10/multiprocessing/connection.py"
+        )
+        + table((0, -15, T), (1, -9, T)),
+    ),
 )

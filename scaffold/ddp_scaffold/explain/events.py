@@ -143,6 +143,12 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"Received (?:Signals\.)?(?P<s>\w+) death signal|Process \d+ got signal: (?:Signals\.)?(?P<g>\w+)",
     ),
     _r("rank_signal", "Received SIGTERM|Received SIGUSR1|Received SIGHUP", r"Received (?P<s>SIG\w+)(?:: \d+)?\W*$"),
+    _r(
+        "rank_exit",
+        "MPI_ABORT was invoked",
+        r"MPI_ABORT was invoked on rank (?P<r>\d{1,6}) .*?errorcode (?P<x>-?\d+)",
+        wraps=True,
+    ),
     _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
     _r(
         "submitit",
@@ -271,10 +277,11 @@ SIGNS: tuple[Sign, ...] = (
         "cuda_oom",
         "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
         "|CUBLAS_STATUS_ALLOC_FAILED|Tried to allocate|Triton Error|cuda failed with error|CUDA_ERROR_OUT_OF_MEMORY"
-        "|CUDA driver error|cudaMalloc",
+        "|CUDA driver error|cudaMalloc|THCudaCheck FAIL|cuda runtime error",
         r"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
         r"|CUBLAS_STATUS_ALLOC_FAILED|out of memory\.? Tried to allocate|Triton Error \[\w+\]: out of memory"
-        r"|(?:cuda failed with error 2 |CUDA driver error: |cudaMalloc\w* failed: )out of memory"
+        r"|(?:THCudaCheck FAIL .*|cuda runtime error \(2\) : |cuda failed with error 2 "
+        r"|CUDA driver error: |cudaMalloc\w* failed: )out of memory"
         r"|CUDA_ERROR_OUT_OF_MEMORY",
     ),
     _s(
@@ -296,7 +303,7 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
-    _s("node_failure", "because its node has died|LocalRayletDiedError"),
+    _s("node_failure", "because its node has died|LocalRayletDiedError|has lost communication with a remote daemon"),
     _s(
         "rank_killed",
         "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing"
@@ -329,9 +336,9 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "host_oom_kill",
         "exceeded memory limit|Exceeded job memory limit|Exceeded step memory limit|oom-kill|oom_kill|oom-killer"
-        "|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory",
-        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed"
-        r"|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer",
+        "|Out of memory: Killed process|out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|systemd-oomd",
+        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score)|[Oo]ut of memory: Killed process|OOM ?Killed"
+        r"|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer|systemd-oomd.* [Kk]illed",
     ),
     _s(
         "dataloader_worker_died",
@@ -355,10 +362,12 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "mismatched_collectives",
         "Detected mismatch between collectives|doesn't match expected size|preamble.length|appears not to"
-        " match sizes of the same param|inconsistent|disagreement between|Forward order differs across ranks",
+        " match sizes of the same param|inconsistent|disagreement between|Forward order differs across ranks"
+        "|message truncated|Message truncated",
         r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
         r"|has inconsistent (?!0 )\d+ params|op\.preamble\.length <= op\.nbytes"  # the latter: gloo, sizes
-        r"|disagreement between rank0 and rank\d|Forward order differs across ranks",  # of ZeRO 3, of FSDP
+        r"|disagreement between rank0 and rank\d|Forward order differs across ranks"  # of ZeRO 3, of FSDP
+        r"|NCCL WARN.*[Mm]essage truncated ?[:,] ?receiv",
     ),
     _s("missing_rank", "inconsistent 0 params", r"while rank (?P<named>\d+) has inconsistent 0 params"),
     _s("uneven_inputs", "exhausted inputs"),
@@ -386,24 +395,29 @@ SIGNS: tuple[Sign, ...] = (
         "launcher_misconfig",
         "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
         "|process group has not been initialized|have assigned same rank|.py: error|can't open file|command not found"
-        "|Unable to create step|execve",
+        "|Unable to create step|execve|not enough slots available|unable to reliably start|container start failed",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
         r"|process group has not been initialized|unrecognized arguments|have assigned same rank"
         r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
         r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found"
+        r"|There are not enough slots available|unable to reliably start one or more daemons"
+        r"|pyxis: container start failed"
         r"|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
     ),
     _s(
         "network_misconfig",
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device|is neither AF_INET|ibv_reg_mr"
+        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device|is neither AF_INET|ibv_modify_qp"
+        "|ibv_create_qp|ibv_create_cq|ibv_reg_mr|ibv_reg_dmabuf_mr|ibv_alloc_pd|ibv_query_port|ibv_query_gid|ibv_open_device"
+        "|Connection refused"
         "|NET/OFI"
         "|Cannot assign requested address",
         r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
         r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found"
         r"|is neither AF_INET"
-        r"|ibv_reg_mr\w* failed|Error: .*(?:listen|bind).*Cannot assign requested address"
+        r"|WARN Call to ibv_\w+ failed(?! with (?:error )?(?:110|Connection timed out))"
+        r"|connect \[127[\d.]+\]:\d+: Connection refused|Error: .*(?:listen|bind).*Cannot assign requested address"
         r"|WARN.*NET/OFI (?:Couldn't|Could not|Unable|No |(?!Request).*failed)",
     ),
     _s(
@@ -425,7 +439,7 @@ SIGNS: tuple[Sign, ...] = (
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
         "|connect() timed out|Timed out initializing process group",
-        r"Timed out initializing process group in store|connect\(\) timed out\. Original timeout"
+        r"Timed out initializing process group in store|connect\(\) timed out"
         r"|client socket has timed out|RendezvousTimeoutError"
         r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError"
         r"|store->get\('[^']*'\) got error(?!: (?:Connection|Broken|failed to recv|Failed to recv))",
@@ -442,8 +456,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         VAGUE,
-        "unhandled system error|unhandled cuda error|invalid usage|internal error",
-        r"NCCL error.*(?:unhandled (?:system|cuda) error|invalid usage|internal error)",
+        "unhandled cuda error|invalid usage|internal error",
+        r"NCCL (?:[Ee]rror|failure).*(?:unhandled cuda error|invalid usage|internal error)",
     ),
     _s("store_lost", "recvValue|sendBytes failed|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
@@ -452,7 +466,8 @@ SIGNS: tuple[Sign, ...] = (
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
         "|Connection refused|SIGTERM|store->get"
-        "|RendezvousClosedError|RendezvousGracefulExitError|NCCL error in|DistStoreError|wait timeout after"
+        "|RendezvousClosedError|RendezvousGracefulExitError|NCCL error in|unhandled system error"
+        "|DistStoreError|DistNetworkError|Connection timed out|wait timeout after"
         "|pair closure|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError"
         "|TrainingFailedError",
     ),
@@ -476,12 +491,12 @@ LOGGED = re.compile(
     r"\b(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): \S"
 )
 ERROR_FILE = re.compile(  # of torchelastic
-    r'^\s*[{"].*?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
+    r'^\s*(?:\{.*?)?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
 )
 STARTS = re.compile(
     r"\b(?:init_process_group|_env_rendezvous_handler|_create_c10d_store|_create_tcp_store|_call_store)\b"
 )
-BROKEN = frozenset({"EOFError", "UnpicklingError"})  # of torch.load
+BROKEN = frozenset({"EOFError", "UnpicklingError"})  # of what is read, a checkpoint or a connection
 FULL = re.compile(r"Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
 SAVES = re.compile(r"save|write_record|checkpoint")
 SHARES = re.compile(r"\b(?:SemLock|Lock|_share_\w+|_new_shared\w*|SharedMemory)\b")
@@ -671,8 +686,12 @@ class Reader:
         if parent or _of_launcher(found["type"], line.body, frames):
             values["launcher"] = "1"
         text = line.body.strip()
-        if frames and found["type"].rpartition(".")[2] in BROKEN and "torch/serialization.py" in frames[-1]["path"]:
-            values["kind"] = "checkpoint_failed"
+        if frames and found["type"].rpartition(".")[2] in BROKEN:
+            place = frames[-1]["path"]
+            if "torch/serialization.py" in place:
+                values["kind"] = "checkpoint_failed"
+            elif "multiprocessing/connection.py" in place:  # the process at the other end has gone
+                values["kind"] = CONSEQUENCE
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
         if sign:
             values.update({"kind": sign[0].kind, **_named(sign[1])})

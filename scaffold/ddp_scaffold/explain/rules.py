@@ -297,7 +297,7 @@ def task_of_srun(job: Job) -> Verdict | None:
         ranks = [task for task in tasks if task not in told]
         if not ranks or what.startswith(("Terminated", "Out Of Memory")):
             continue
-        killed = not what.startswith("Exited")
+        killed = not re.match(r"Exited with exit code (?!13[4-9])\d", what)
         summary = f"{name(ranks).capitalize()} ended first ({what.strip()}), by srun, whose tasks the ranks seem to be."
         needs = [f"the output of {name(ranks)}"]
         kind = "rank_killed" if killed else "rank_exception"

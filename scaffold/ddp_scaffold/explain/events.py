@@ -200,9 +200,9 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
-        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|free()|malloc()|realloc()"
-        "|munmap_chunk()|double free or corruption|corrupted size vs|exit code|Exit Code|exited with code|exitCode"
-        "|exit status|non-zero status",
+        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|malloc()|realloc()"
+        "|munmap_chunk()|free(): invalid|free(): double|double free or corruption|corrupted size vs"
+        "|exit code|Exit Code|exited with code|exitCode|exit status|non-zero status",
         r"(?:line \d+:|^)\s*\d+ (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<alone>Killed)\s*$"
         r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
         r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
@@ -268,7 +268,7 @@ def _s(kind: str, words: str, pattern: str = "") -> Sign:
 HARDWARE_XID = r"(?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)"
 # The first that matches counts, so the special stands before the general.
 SIGNS: tuple[Sign, ...] = (
-    _s(CONSEQUENCE, "more than 1EB"),
+    _s(CONSEQUENCE, "Tried to allocate more than 1EB"),
     _s(  # Ray's own error of that name is about the host's memory, torch's about the GPU's
         "host_oom_kill",
         "ray.exceptions.OutOfMemoryError|node running low on memory|due to memory pressure",
@@ -394,7 +394,8 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "launcher_misconfig",
         "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
-        "|process group has not been initialized|have assigned same rank|.py: error|can't open file|command not found"
+        "|process group has not been initialized|have assigned same rank"
+        "|arguments are required|expected one argument|invalid choice|[Errno 2]|command not found"
         "|Unable to create step|execve|not enough slots available|unable to reliably start|container start failed",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
@@ -408,7 +409,7 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "network_misconfig",
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device|is neither AF_INET|ibv_modify_qp"
+        " resolution|ProcessGroupGloo|connectFullMesh|Invalid argument|No such device|is neither AF_INET|ibv_modify_qp"
         "|ibv_create_qp|ibv_create_cq|ibv_reg_mr|ibv_reg_dmabuf_mr|ibv_alloc_pd|ibv_query_port|ibv_query_gid|ibv_open_device"
         "|Connection refused"
         "|NET/OFI"

@@ -1628,4 +1628,60 @@ CASES: tuple[Case, ...] = (
         )
         + table((0, -15, T), (1, -9, T)),
     ),
+    Case(
+        "ray-node-below",
+        "node_failure",
+        None,
+        raised(None, "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.")
+        + "\tclass_name: RayTrainWorker\n\tpid: 6420\nThe actor is dead because its node has died. Node Id: 677df2a9\n",
+    ),
+    Case(
+        "ray-actor-alone",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task."),
+    ),
+    Case("ray-owner-node", "node_failure", None, "Worker exit detail: Owner's node has crashed.\n"),
+    Case(
+        "nvlink-access",
+        "hardware_fault",
+        (5,),
+        raised(5, "RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
+    ),
+    Case(
+        "hccl-vague",
+        "unknown",
+        None,
+        raised(1, "RuntimeError: InnerRunOpApi:x.cpp:281 OPS function error: HcclAllreduce, error code is 6"),
+    ),
+    Case(
+        "one-node-killed",
+        "rank_killed",
+        (1,),
+        "E torch/distributed/elastic/multiprocessing/api.py:826] failed (exitcode: -9) local_rank: 1 (pid: 28773) of binary:"
+        " /usr/bin/python\n  group_world_size=1\n",
+    ),
+    Case(
+        "of-two-nodes-killed",
+        "rank_killed",
+        None,
+        "E torch/distributed/elastic/multiprocessing/api.py:826] failed (exitcode: -9) local_rank: 1 (pid: 28773) of binary:"
+        " /usr/bin/python\n  group_world_size=2\n",
+    ),
+    Case("two-of-an-unknown-number", "unknown", None, watchdog(2, 9) + watchdog(3, 9)),
+    Case(
+        "usage-of-launcher", "launcher_misconfig", None, "usage: accelerate <command> [<args>] launch [-h] [--quiet]\n"
+    ),
+    Case("usage-of-a-tool", "unknown", None, "usage: rsync [-a] SRC DEST\n"),
+    Case(
+        "deepspeed-ssh",
+        "launcher_misconfig",
+        None,
+        raised(
+            None,
+            "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n1 hostname' returned non-zero"
+            " exit status 255.",
+            "deepspeed/launcher/runner.py",
+        ),
+    ),
 )

@@ -198,6 +198,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
+    _r("group_world", "group_world_size", r"\bgroup_world_size=(?P<n>\d+)"),  # nodes, by torchrun's agent
     _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
         "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|malloc()|realloc()"
@@ -287,9 +288,9 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "hardware_fault",
         "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on"
-        "|hardware exception|GPU is lost",
+        "|hardware exception|GPU is lost|Invalid access of peer GPU memory",
         r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus"
-        r"|CUDA error: hardware exception|GPU is lost",
+        r"|CUDA error: hardware exception|GPU is lost|CUDA error: Invalid access of peer GPU memory over nvlink",
     ),
     _s(
         "hardware_fault",
@@ -303,7 +304,11 @@ SIGNS: tuple[Sign, ...] = (
         " /dev/shm/nccl|posix_fallocate failed|Error while creating shared memory segment|unable to mmap"
         "|unable to write to file </torch_",
     ),
-    _s("node_failure", "because its node has died|LocalRayletDiedError|has lost communication with a remote daemon"),
+    _s(
+        "node_failure",
+        "because its node has died|Owner's node has crashed|LocalRayletDiedError"
+        "|has lost communication with a remote daemon",
+    ),
     _s(
         "rank_killed",
         "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing"
@@ -395,11 +400,13 @@ SIGNS: tuple[Sign, ...] = (
         "launcher_misconfig",
         "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
         "|process group has not been initialized|have assigned same rank"
+        "|usage: torchrun|usage: accelerate|usage: deepspeed|PasswordAuthentication"
         "|arguments are required|expected one argument|invalid choice|[Errno 2]|command not found"
         "|Unable to create step|execve|not enough slots available|unable to reliably start|container start failed",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
         r"|process group has not been initialized|unrecognized arguments|have assigned same rank"
+        r"|^usage: (?:torchrun|accelerate|deepspeed) |Command 'ssh -o PasswordAuthentication=no"
         r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
         r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found"
         r"|There are not enough slots available|unable to reliably start one or more daemons"
@@ -457,8 +464,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         VAGUE,
-        "unhandled cuda error|invalid usage|internal error",
-        r"NCCL (?:[Ee]rror|failure).*(?:unhandled cuda error|invalid usage|internal error)",
+        "unhandled cuda error|invalid usage|internal error|error code is|HCCL error in",
+        r"NCCL (?:[Ee]rror|failure).*(?:unhandled cuda error|invalid usage|internal error)"
+        r"|OPS function error: Hccl\w+, error code is|HCCL error in: ",  # of Ascend's NPUs
     ),
     _s("store_lost", "recvValue|sendBytes failed|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
@@ -486,6 +494,7 @@ LAUNCHER = re.compile(
     r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun|accelerate/commands|deepspeed/launcher"
 )
 LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
+WHY_OF_COMMAND = re.compile(r" died with |Command 'ssh ")  # that signal, or that a host cannot be reached
 DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
 LOGGED = re.compile(
     r"(?:\b(?:ERROR|CRITICAL|FATAL|ErrorMessage)\b|[Ff]ailed\b).{0,120}?"
@@ -743,7 +752,7 @@ def _named(found: re.Match[str]) -> dict[str, str]:
 
 def _of_launcher(kind: str, text: str, frames: Sequence[re.Match[str]]) -> bool:
     """Tell whether an exception is the launcher's, about one of its processes that has ended with a code."""
-    if kind.rpartition(".")[2] not in {"ChildFailedError", "CalledProcessError"} or " died with " in text:
+    if kind.rpartition(".")[2] not in {"ChildFailedError", "CalledProcessError"} or WHY_OF_COMMAND.search(text):
         return False
     return any(LAUNCHER.search(f["path"]) for f in frames[-3:]) or bool(LAUNCHERS_COMMAND.search(text))
 

@@ -203,6 +203,8 @@ def first_named_failure(job: Job) -> Verdict | None:
         return None
     special = [item for item in failures if item[0] != "rank_exception" and item[2].name != "death"]
     kind, rank, event = _earliest(failures)
+    if kind == "rank_killed" and "Actor" in event.text:  # Ray says why below
+        kind, rank, event = next((item for item in special if item[0] == "node_failure"), (kind, rank, event))
     for other in special:  # the sign says more than the exception of the same rank
         if kind == "rank_exception" and other[1] == rank:
             kind, event = other[0], other[2]
@@ -267,9 +269,14 @@ def _failed_line(job: Job) -> Verdict | None:
     line = lines[0]
     code = int(line.values["x"])
     what = SIGNALS.get(code, f"exit code {code}")
+    kind = "rank_killed" if code < 0 else "rank_exception"
+    nodes = {event.values["n"] for event in job.named["group_world"]}
+    if nodes == {"1"}:  # then a local rank is a rank
+        ranks = [int(line.values["lr"])]
+        summary = f"{name(ranks).capitalize()} ended by {what}; nothing says why."
+        return verdict_of(kind, ranks, "likely", summary, [line], needs=["dmesg of that host"])
     summary = f"Local rank {line.values['lr']} ended by {what}; the input does not say which rank of the job that is."
     needs = ["the launcher's table of failures", "dmesg of that host"]
-    kind = "rank_killed" if code < 0 else "rank_exception"
     return verdict_of(kind, None, "likely", summary, [line], needs=needs)
 
 
@@ -401,7 +408,7 @@ def silent_ranks(job: Job) -> Verdict | None:
     events = [timeout.event for timeout in job.timeouts[:4]]
     if (
         not silent
-        or len(silent) > max(1, len(waiting))
+        or len(silent) > max(1, len(waiting) - (job.world_size is None))  # of a job whose size nothing tells, fewer
         or (job.world_size is None and len(job.exits) == 0 and len(waiting) < 2)
     ):
         return None
@@ -559,6 +566,9 @@ def nccl_failed(job: Job) -> Verdict | None:
             f"{name([rank]).capitalize()}: a call of NCCL failed there, and the others lost their connection to it."
         )
         return verdict_of("rank_exception", [rank], "likely", summary, [event], needs=["a run with NCCL_DEBUG=WARN"])
+    if "hccl" in event.text.lower():
+        summary = "HCCL has failed, and does not say in what."
+        return verdict_of("unknown", None, "unknown", summary, [event], needs=["the logs of CANN of all ranks"])
     summary = "NCCL has failed, and does not say in what: its own warnings are not in the input."
     return verdict_of("unknown", None, "unknown", summary, [event], needs=["a run with NCCL_DEBUG=WARN"])
 

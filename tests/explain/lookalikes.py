@@ -1684,4 +1684,30 @@ CASES: tuple[Case, ...] = (
             "deepspeed/launcher/runner.py",
         ),
     ),
+    Case(
+        "ddp-nothing-arrived",
+        "missing_rank",
+        (1,),
+        raised(
+            0,
+            "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 0 params.",
+        ),
+    ),
+    Case(
+        "collectives-differ",
+        "mismatched_collectives",
+        None,
+        "[rank1]: RuntimeError: Collectives differ in the following aspects:\n[rank1]: \tTensor Tensor shapes: [9] vs [512]\n",
+    ),
+    Case(
+        "rank-parameter",
+        "launcher_misconfig",
+        None,
+        raised(
+            None, "ValueError: Error initializing torch.distributed using env:// rendezvous: rank parameter missing"
+        ),
+    ),
+    Case("parameter-of-a-program", "rank_exception", None, raised(None, "ValueError: rank parameter missing")),
+    Case("row-of-a-table-alone", "rank_killed", None, "> traceback : Signal 9 (SIGKILL) received by PID 492347\n"),
+    Case("row-without-pid", "rank_exception", (1,), table((1, 1, T)).replace(" (pid: 1001)", "")),
 )

@@ -99,7 +99,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
     _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
-    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+) \(pid: (?P<pid>\d+)\)"),
+    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+)(?: \(pid: (?P<pid>\d+)\)|\s*$)"),
     _r(
         "elastic_failed",
         "failed (exitcode",
@@ -203,14 +203,15 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "death",
         "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|malloc()|realloc()"
         "|munmap_chunk()|free(): invalid|free(): double|double free or corruption|corrupted size vs"
-        "|exit code|Exit Code|exited with code|exitCode|exit status|non-zero status",
+        "|(SIGKILL)|(SIGSEGV)|(SIGBUS)|exit code|Exit Code|exited with code|exitCode|exit status|non-zero status",
         r"(?:line \d+:|^)\s*\d+ (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<alone>Killed)\s*$"
         r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
         r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
         r"(?P<handler>Segmentation fault|Bus error|Illegal instruction)|(?P<torch>Segfault) encountered"
         r"|(?:^|': )(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or corruption"
         r"|corrupted size vs\. prev_size)|\bexit(?:ed)? ?(?:with )?(?:a non-zero )?(?:[Cc]ode|status)(?: of)?[ \"':=]+"
-        r"(?P<code>13[5-9])\b|\bExit Code: +(?P<pod>13[5-9])\b",
+        r"(?P<code>13[5-9])\b|traceback : Signal \d+ \((?P<row>SIG(?:KILL|SEGV|BUS))\) received"
+        r"|\bExit Code: +(?P<pod>13[5-9])\b",
     ),
     _r(
         "spawned",
@@ -368,8 +369,9 @@ SIGNS: tuple[Sign, ...] = (
         "mismatched_collectives",
         "Detected mismatch between collectives|doesn't match expected size|preamble.length|appears not to"
         " match sizes of the same param|inconsistent|disagreement between|Forward order differs across ranks"
-        "|message truncated|Message truncated",
-        r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
+        "|message truncated|Message truncated|Collectives differ in the following aspects",
+        r"Collectives differ in the following aspects"
+        r"|Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
         r"|has inconsistent (?!0 )\d+ params|op\.preamble\.length <= op\.nbytes"  # the latter: gloo, sizes
         r"|disagreement between rank0 and rank\d|Forward order differs across ranks"  # of ZeRO 3, of FSDP
         r"|NCCL WARN.*[Mm]essage truncated ?[:,] ?receiv",
@@ -398,7 +400,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
+        "expected, but not set|parameter missing|KeyError|has already checked in|Duplicate rank|duplicate rank"
+        "|unrecognized arguments"
         "|process group has not been initialized|have assigned same rank"
         "|usage: torchrun|usage: accelerate|usage: deepspeed|PasswordAuthentication"
         "|arguments are required|expected one argument|invalid choice|[Errno 2]|command not found"
@@ -410,7 +413,7 @@ SIGNS: tuple[Sign, ...] = (
         r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
         r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found"
         r"|There are not enough slots available|unable to reliably start one or more daemons"
-        r"|pyxis: container start failed"
+        r"|pyxis: container start failed|rendezvous: (?:rank|world size|world_size|size) parameter missing"
         r"|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
     ),
     _s(
@@ -628,14 +631,20 @@ class Reader:
             return
         host = re.search(r"host\s*: (\S+)", text)
         self.taken.update(range(hit.number + 1, hit.number + 3))
-        values = {**found.groupdict(), "r": rank[1], "lr": rank[2], "host": host[1] if host else ""}
+        values = {
+            "x": found["x"],
+            "pid": found["pid"] or "",
+            "r": rank[1],
+            "lr": rank[2],
+            "host": host[1] if host else "",
+        }
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
             if told := PROJECT_VERDICT.match(error["t"]):
                 yield Event(
                     "project_verdict", self.file, hit.number + 2, error["t"], line.origin, values=told.groupdict()
                 )
-        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid']})"
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid'] or '?'})"
         yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
 
     def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:

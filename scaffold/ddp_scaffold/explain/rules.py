@@ -219,13 +219,16 @@ def first_named_failure(job: Job) -> Verdict | None:
     nobody = kind in EVERY_RANK_REPORTS or kind == "network_unreachable"  # whose line is written by either end
     if nobody:
         ranks = []
-    stated = kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS)
+    nothing = "inconsistent 0 params" in event.text  # that rank did not come, or no data get through between GPUs
+    stated = kind in CERTAIN and not nothing and (ranks or kind in START | EVERY_RANK_REPORTS)
     confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
     where = "between two hosts" if kind == "network_unreachable" else "all ranks"
     who = name(ranks) if ranks else where if nobody else "a rank that the input does not name"
     what = "its kernel has faulted, by the driver" if "Xid" in event.text else _SUMMARIES["rank_exception"]
     what = what if kind == "rank_exception" else _SUMMARIES.get(kind, "failed first")
     summary = f"{who[0].upper()}{who[1:]}: {what}."
+    if nothing:
+        summary = f"Nothing arrived from {name(ranks)}: it did not come, or the GPUs do not exchange data."
     if _named_ranks(event) and rank is not None and rank not in ranks:
         summary += f" {name([rank]).capitalize()} only reports it."
     needs = [] if ranks or nobody or kind in START else ["which rank wrote that line"]

@@ -135,6 +135,12 @@ XID = "[12345.678] NVRM: Xid (PCI:0000:3b:00): {}, pid=1234, name=python"
 ABORTED = "[rank0]: RuntimeError: NCCL communicator was aborted on rank 0."
 UNIQUE = "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout"
 WARN = "n1:4321:4400 [0] misc/socket.cc:484 NCCL WARN "
+CLOSING = "W1127 21:59:32.389000 4326 torch/distributed/elastic/multiprocessing/api.py:900] Sending process {} closing signal {}\n"
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 42260 got signal: {}\n"
+BARRIER = "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)\n"
+READY = "n1:71:72 [0] NCCL INFO comm 0x55fb6f3ce680 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 41000 commId 0x7955 - Init COMPLETE\n"
+FULL = "OSError: [Errno 28] No space left on device"
+DOWNLOAD = "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x.org', port=443): Max retries exceeded with url: /x ([Errno -3] Temporary failure in name resolution)"
 CASES: tuple[Case, ...] = (
     Case("raise", "rank_exception", (1,), raised(1, "ValueError: bad label") + table((0, -15, T), (1, 1, T))),
     Case(
@@ -872,4 +878,836 @@ CASES: tuple[Case, ...] = (
         + "[rank5]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank5]: Last error:\n[rank5]: Cuda failure 'initialization error'\n",
     ),
     Case("nccl-driver-gone", "unknown", None, WARN + "Cuda failure 'driver shutting down'\n"),
+    Case(
+        "launcher-sigterm",
+        "preempted",
+        None,
+        "step 7\nW1127 21:59:32.388000 4326 torch/distributed/elastic/agent/server/api.py:723] Received 15 death signal, shutting down workers\n"
+        + CLOSING.format(71, "SIGTERM"),
+    ),
+    Case(
+        "launcher-sighup",
+        "preempted",
+        None,
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers\n"
+        + CLOSING.format(71, "SIGHUP")
+        + raised(None, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 70 got signal: 1"),
+    ),
+    Case("launcher-signal-alone", "preempted", None, SIGNALLED.format(1)),
+    Case("launcher-sigint", "unknown", None, "^C" + SIGNALLED.format(2)),
+    Case("launcher-signal-later", "rank_exception", (1,), raised(1, "ValueError: bad label") + SIGNALLED.format(15)),
+    Case(
+        "launcher-signal-after-timeouts",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0) + SIGNALLED.format(15),
+    ),
+    Case(
+        "ranks-sigterm",
+        "preempted",
+        None,
+        "[rank: 0] Received SIGTERM: 15\n[rank: 1] Received SIGTERM: 15\n[rank: 1] Bypassing SIGTERM: 15\n",
+    ),
+    Case(
+        "ranks-sigterm-of-launcher",
+        "rank_killed",
+        (1,),
+        "[rank: 0] Received SIGTERM: 15\n" + table((0, -15, T), (1, -9, T)),
+    ),
+    Case(
+        "open-mpi-exit",
+        "rank_exception",
+        (5,),
+        "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[4711,1],5]\n  Exit code:    1\n",
+    ),
+    Case(
+        "open-mpi-5-exit",
+        "rank_killed",
+        (12,),
+        "prterun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n   Process name: [prterun-n1-4711@1,12]\n   Exit code:    139\n",
+    ),
+    Case(
+        "horovod-exit",
+        "rank_exception",
+        (3,),
+        "RuntimeError: Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. The first process to do so was:\nProcess name: 3\nExit code: 1\n",
+    ),
+    Case(
+        "horovod-exit-told",
+        "cuda_oom",
+        (2,),
+        raised(2, OOM, prefix="[1,2]<stderr>:") + "  Process name: [[4711,1],2]\n  Exit code:    1\n",
+    ),
+    Case(
+        "horovod-stalled",
+        "missing_rank",
+        (2, 3),
+        "[1,0]<stderr>:Stalled ops:\n[1,0]<stderr>:allreduce.layer1.weight [missing ranks: 2, 3]\n",
+    ),
+    Case(
+        "horovod-stalled-then-fails",
+        "rank_exception",
+        (1,),
+        "[1,0]<stderr>:allreduce.layer1.weight [missing ranks: 2, 3]\n"
+        + raised(1, "ValueError: bad label", prefix="[1,1]<stderr>:"),
+    ),
+    Case(
+        "lightning-child",
+        "rank_exception",
+        (1,),
+        "[rank: 1] Child process with PID 2414 terminated with code 1. Forcefully terminating all other processes to avoid zombies\n",
+    ),
+    Case(
+        "lightning-child-killed",
+        "rank_killed",
+        (3,),
+        "[rank: 3] Child process with PID 2414 terminated with code -9. Forcefully terminating all other processes to avoid zombies\n",
+    ),
+    Case(
+        "srun-exit",
+        "rank_exception",
+        (3,),
+        "srun: error: n1: task 3: Exited with exit code 1\nsrun: Terminating StepId=12.0\nsrun: error: n1: tasks 0-2: Terminated\n",
+    ),
+    Case("srun-segfault", "rank_killed", (2,), lost(0) + "srun: error: n1: task 2: Segmentation fault (core dumped)\n"),
+    Case(
+        "srun-exit-of-torchrun",
+        "rank_killed",
+        (9,),
+        table((9, -9, T), host="n2") + "srun: error: n2: task 1: Exited with exit code 1\n",
+    ),
+    Case("slurm-memory", "host_oom_kill", None, "slurmstepd: error: Exceeded job memory limit at some point.\n"),
+    Case(
+        "ray-memory",
+        "host_oom_kill",
+        None,
+        raised(None, "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."),
+    ),
+    Case(
+        "ray-gpu-memory",
+        "cuda_oom",
+        None,
+        raised(None, "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Actor.step() (pid=7, ip=10.0.0.1)"),
+    ),
+    Case("ray-node-died", "node_failure", None, raised(None, "ray.exceptions.NodeDiedError: The task's node died.")),
+    Case(
+        "pod-preempted",
+        "preempted",
+        None,
+        "  Warning  Preempted  2m  default-scheduler  Preempted by default/other on node n1\n",
+    ),
+    Case(
+        "pod-evicted",
+        "host_oom_kill",
+        None,
+        "Message: The node was low on resource: memory. Container train was using 100Gi, which exceeds its request of 10Gi.\n",
+    ),
+    Case(
+        "pod-evicted-disk",
+        "preempted",
+        None,
+        "Message: The node was low on resource: ephemeral-storage. Container train was using 100Gi.\n",
+    ),
+    Case(
+        "pod-deadline", "time_limit", None, "  Warning  DeadlineExceeded  2m  job-controller  Job was active longer\n"
+    ),
+    Case(
+        "pod-deadline-later",
+        "rank_exception",
+        (0,),
+        raised(0, "ValueError: bad label") + "  Warning  DeadlineExceeded  2m  job-controller  Job was active longer\n",
+    ),
+    Case(
+        "shell-segfault",
+        "rank_killed",
+        None,
+        "run.sh: line 12: 4711 Segmentation fault      (core dumped) python t.py\n",
+    ),
+    Case("shell-killed", "rank_killed", None, "step 5 loss 2\nKilled\n"),
+    Case("python-segfault", "rank_killed", (1,), "[rank1]: Fatal Python error: Segmentation fault\n"),
+    Case(
+        "mpi-segfault",
+        "rank_killed",
+        None,
+        "[n1:4711] *** Process received signal ***\n[n1:4711] Signal: Segmentation fault (11)\n[n1:4711] Signal code: Address not mapped (1)\n",
+    ),
+    Case("glibc-abort", "rank_killed", None, "free(): double free detected in tcache 2\nAborted (core dumped)\n"),
+    Case(
+        "shell-abort",
+        "rank_killed",
+        None,
+        "step 5 loss 2\nrun.sh: line 12: 4711 Aborted     (core dumped) python t.py\n",
+    ),
+    Case(
+        "segfault-after-exception",
+        "rank_exception",
+        None,
+        raised(None, "ValueError: bad label") + "Segmentation fault (core dumped)\n",
+    ),
+    Case(
+        "killed-after-timeouts",
+        "missing_rank",
+        (2,),
+        watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0) + "Killed\n",
+    ),
+    Case(
+        "aborted-by-watchdog",
+        "unknown",
+        None,
+        "World size: 2\n"
+        + watchdog(0, 55)
+        + watchdog(1, 55)
+        + "run.sh: line 12: 4711 Aborted     (core dumped) python t.py\n",
+    ),
+    Case(
+        "launch-py-killed",
+        "rank_killed",
+        None,
+        raised(
+            None,
+            "subprocess.CalledProcessError: Command '['/usr/bin/python', '-u', 't.py', '--local_rank=7']' died with <Signals.SIGKILL: 9>.",
+        ),
+    ),
+    Case(
+        "launch-py-exit",
+        "unknown",
+        None,
+        raised(
+            None,
+            "subprocess.CalledProcessError: Command '['/usr/bin/python', '-u', 't.py', '--local_rank=7']' returned non-zero exit status 1.",
+        ),
+    ),
+    Case(
+        "extension-not-built",
+        "rank_exception",
+        (0,),
+        raised(0, "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.")
+        + lost(1),
+    ),
+    Case(
+        "vllm-rank",
+        "rank_exception",
+        (1,),
+        raised(
+            None,
+            "KeyError: 'layers.0.mlp'",
+            prefix="(VllmWorker rank=1 pid=2107) ERROR 05-05 10:10:10 [multiproc_executor.py:522] ",
+        )
+        + "ERROR 05-05 10:10:12 [core.py:396] RuntimeError: Engine core initialization failed. See root cause above.\n",
+    ),
+    Case(
+        "vllm-engine",
+        "unknown",
+        None,
+        raised(None, "RuntimeError: Engine core initialization failed. See root cause above."),
+    ),
+    Case(
+        "vllm-died",
+        "rank_killed",
+        (1,),
+        "ERROR 05-05 10:10:10 [x.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n",
+    ),
+    Case(
+        "store-barrier",
+        "rendezvous_failed",
+        None,
+        raised(
+            0,
+            "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)",
+        ),
+    ),
+    Case("store-barrier-waits", "rendezvous_failed", None, BARRIER * 3),
+    Case("store-barrier-passed", "unknown", None, BARRIER + "step 1 loss 2\nstep 2 loss 2\n"),
+    Case(
+        "store-wait",
+        "unknown",
+        None,
+        raised(1, "torch.distributed.DistStoreError: wait timeout after 1800000ms, keys: /x"),
+    ),
+    Case(
+        "disk-full-save",
+        "checkpoint_failed",
+        None,
+        raised(None, FULL, frame="checkpoint.py").replace("in main", "in save"),
+    ),
+    Case(
+        "disk-quota",
+        "checkpoint_failed",
+        (2,),
+        raised(2, "OSError: [Errno 122] Disk quota exceeded").replace("in main", "in save_model"),
+    ),
+    Case("disk-full-elsewhere", "rank_exception", (2,), raised(2, FULL) + lost(0)),
+    Case("disk-full-semaphore", "shm_exhausted", None, raised(None, FULL).replace("in main", "in Lock")),
+    Case(
+        "safetensors-cut",
+        "checkpoint_failed",
+        None,
+        raised(None, "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"),
+    ),
+    Case("download-names", "rank_exception", (0,), raised(0, DOWNLOAD) + lost(1)),
+    Case("download-logged", "benign", None, f"WARNING retrying: {DOWNLOAD}\nTraining finished\n"),
+    Case("oom-nccl", "cuda_oom", None, WARN + "Cuda failure 2 'out of memory'\n"),
+    Case(
+        "oom-npu",
+        "cuda_oom",
+        (1,),
+        raised(1, "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 1; 60.97 GiB total capacity)"),
+    ),
+    Case(
+        "nan-megatron",
+        "nonfinite_loss",
+        (11,),
+        raised(
+            None,
+            "AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3",
+        ),
+    ),
+    Case(
+        "nan-rerun",
+        "nonfinite_loss",
+        (3,),
+        "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #3 invocation #2\n",
+    ),
+    Case(
+        "loss-scale",
+        "nonfinite_loss",
+        None,
+        raised(None, "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
+    ),
+    Case(
+        "zero3-disagree",
+        "mismatched_collectives",
+        None,
+        raised(1, "RuntimeError: disagreement between rank0 and rank1: rank0: [1, 2], rank1: [3, 4]"),
+    ),
+    Case(
+        "gloo-sizes",
+        "mismatched_collectives",
+        None,
+        raised(
+            1,
+            "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:510] op.preamble.length <= op.nbytes. 8 vs 4",
+        ),
+    ),
+    Case(
+        "net-family",
+        "network_misconfig",
+        None,
+        "ncclInternalError: Internal check failed.\nLast error:\nncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)\n",
+    ),
+    Case(
+        "net-memlock", "network_misconfig", None, WARN + "Call to ibv_reg_mr failed with error Cannot allocate memory\n"
+    ),
+    Case(
+        "net-ofi",
+        "network_unreachable",
+        None,
+        WARN + "NET/OFI Request 0x7f completed with error. RC: 107. Error: unreachable remote\n",
+    ),
+    Case("xid-caused", "hardware_fault", None, XID.format("45") + ", Ch 00000001 caused by previous Xid 149\n"),
+    Case("xid-cleanup", "unknown", None, XID.format("45") + ", Ch 00000001\n"),
+    Case(
+        "nvswitch",
+        "hardware_fault",
+        None,
+        "[  12.3] nvidia-nvswitch3: SXid (PCI:0000:c3:00.0): 20034, Fatal, Link 27 LTSSM Fault Up\n",
+    ),
+    Case(
+        "nccl-says-nothing",
+        "unknown",
+        None,
+        raised(
+            None,
+            "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, invalid usage, NCCL version 2.7.8",
+        ),
+    ),
+    Case(
+        "nccl-failed-there",
+        "rank_exception",
+        (1,),
+        raised(1, "RuntimeError: NCCL error in: x.cpp:784, unhandled cuda error, NCCL version 2.7.8")
+        + lost(0)
+        + lost(2),
+    ),
+    Case(
+        "cuda-assert-kernel",
+        "rank_exception",
+        (3,),
+        "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss: block: [0,0,0], thread: [4,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
+        + raised(3, "RuntimeError: CUDA error: device-side assert triggered"),
+    ),
+    Case(
+        "watchdog-throws",
+        "rank_exception",
+        (2,),
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered\n",
+    ),
+    Case(
+        "worker-segfault",
+        "dataloader_worker_died",
+        None,
+        "ERROR: Unexpected segmentation fault encountered in worker.\n",
+    ),
+    Case(
+        "pdsh",
+        "rank_exception",
+        None,
+        "".join(
+            f"gpu0{host}: {line}\n"
+            for pair in zip(raised(None, "KeyError: 'x'").splitlines(), lost(None).splitlines(), strict=True)
+            for host, line in enumerate(pair, 1)
+        ),
+    ),
+    Case("pdsh-address", "cuda_oom", None, raised(None, OOM, prefix="10.0.0.7: ")),
+    Case(
+        "determined",
+        "rank_exception",
+        (3,),
+        raised(None, "KeyError: 'x'", prefix="[2023-05-06T03:36:10Z] c5a9683c [rank=3] || "),
+    ),
+    Case(
+        "quoted",
+        "missing_rank",
+        (2,),
+        "".join(f"> {line}\n" for line in (watchdog(0, 55) + watchdog(1, 55) + behind(2, 54, 0)).splitlines()),
+    ),
+    Case(
+        "error-file",
+        "rank_exception",
+        None,
+        '{"message": {"message": "ValueError: bad label", "extraInfo": {"py_callstack": "Traceback (most recent call last):\\n  File"}}}\n',
+    ),
+    Case(
+        "error-file-oom",
+        "cuda_oom",
+        None,
+        '{"message": {"message": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "extraInfo": {}}}\n',
+    ),
+    Case(
+        "logged",
+        "rank_exception",
+        None,
+        "2024-05-05 10:10:10 | ERROR | train.py:31 | Training failed: ValueError: bad label\n",
+    ),
+    Case(
+        "logged-then-done",
+        "benign",
+        None,
+        "2024-05-05 10:10:10 | ERROR | upload failed: ValueError: bad label\nTraining finished\n",
+    ),
+    Case(
+        "source-in-traceback",
+        "rank_exception",
+        None,
+        raised(None, "KeyError: 'x'").replace("step(batch)", 'raise RuntimeError("CUDA out of memory")'),
+    ),
+    Case(
+        "store-hung-up-sending",
+        "store_lost",
+        None,
+        '[rank1]:[W901 21:19:08.277343715 ProcessGroupNCCL.cpp:1783] [PG ID 0 PG GUID 0(default_pg) Rank 1] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n[rank3]:[W901 21:19:09.254317555 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=51, addr=[n1]:40714, remote=[n1]:29500): Broken pipe\n',
+    ),
+    Case(
+        "ray-worker-exits",
+        "rank_killed",
+        None,
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n",
+    ),
+    Case(
+        "ray-worker-crashed",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task."),
+    ),
+    Case("ray-actor-node", "node_failure", None, "The actor is dead because its node has died. Node Id: 8a3f\n"),
+    Case(
+        "composer-new",
+        "rank_killed",
+        (0,),
+        "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -11\n",
+    ),
+    Case(
+        "composer-new-1",
+        "rank_exception",
+        (3,),
+        "ERROR:composer.cli.launcher:Global rank 3 (PID 208865) exited with code 1\n",
+    ),
+    Case("spawn-exit", "rank_exception", (2,), "Exception: process 2 terminated with exit code 1\n"),
+    Case("spawn-exit-told", "cuda_oom", (2,), "Exception: process 2 terminated with exit code 1\n" + raised(2, OOM)),
+    Case(
+        "spawn-cut",
+        "rank_exception",
+        (1,),
+        raised(None, "Exception: ", "launch.py")
+        + "\n-- Process 1 terminated with the following error:\n"
+        + raised(None, "").rstrip(),
+    ),
+    Case(
+        "determined-cli",
+        "cuda_oom",
+        (2,),
+        "[] [rank=2] RuntimeError: CUDA out of memory. Tried to allocate 824.00 MiB (GPU 0)\n",
+    ),
+    Case(
+        "logger-then-rank",
+        "rank_exception",
+        (3,),
+        raised(3, "KeyError: 'x'", prefix="[2026-11-27 21:59:32 ERROR] [rank: 3] ") + lost(1),
+    ),
+    Case(
+        "oom-library",
+        "cuda_oom",
+        None,
+        "RuntimeError: TensorStorage tensor.h 168\ncuda failed with error 2 out of memory. use CUDA_LAUNCH_BLOCKING=1\n",
+    ),
+    Case("oom-driver", "cuda_oom", (1,), raised(1, "RuntimeError: CUDA driver error: out of memory")),
+    Case(
+        "unused-parameters",
+        "divergent_control_flow",
+        (3,),
+        "Parameters which did not receive grad for rank 3: head.bias, head.weight\n",
+    ),
+    Case(
+        "unused-parameters-told",
+        "divergent_control_flow",
+        (2,),
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.\nParameter indices which did not receive grad for rank 2: 362 363\n",
+    ),
+    Case(
+        "gloo-gave-up",
+        "unknown",
+        None,
+        raised(
+            1,
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Application timeout caused pair closure",
+        ),
+    ),
+    Case("docker-137", "rank_killed", None, "trainer-1 exited with code 137\n"),
+    Case(
+        "pod-139",
+        "rank_killed",
+        None,
+        "    State:          Terminated\n      Reason:       Error\n      Exit Code:    139\n",
+    ),
+    Case(
+        "pod-143",
+        "unknown",
+        None,
+        "    State:          Terminated\n      Reason:       Error\n      Exit Code:    143\n",
+    ),
+    Case(
+        "pod-137-oom",
+        "host_oom_kill",
+        None,
+        "    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n",
+    ),
+    Case("pod-137-later", "rank_exception", (0,), raised(0, "KeyError: 'x'") + "trainer-1 exited with code 137\n"),
+    Case(
+        "sacct-memory", "host_oom_kill", None, "Slurm Job_id=512 Name=train Failed, Run time 00:12:33, OUT_OF_MEMORY\n"
+    ),
+    Case("scontrol-node", "node_failure", None, "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"),
+    Case("scontrol-time", "time_limit", None, "   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)\n"),
+    Case("scontrol-runs", "unknown", None, "   JobState=RUNNING Reason=None Dependency=(null)\n   TIMEOUT_ACTION=x\n"),
+    Case(
+        "sagemaker",
+        "rank_exception",
+        None,
+        'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "ValueError: bad label"\n',
+    ),
+    Case(
+        "launch-py-line",
+        "unknown",
+        None,
+        "subprocess.CalledProcessError: Command '['/usr/bin/python', '-u', 't.py', '--local_rank=3']' returned non-zero exit status 1.\n",
+    ),
+    Case(
+        "record",
+        "rank_exception",
+        (1,),
+        table((0, -15, T), (1, 1, T)).replace(
+            "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            'Traceback (most recent call last):\n    File "t.py", line 3, in main\n      step()\n  EOFError: Ran out of input',
+        ),
+    ),
+    Case(
+        "record-cut",
+        "rank_exception",
+        None,
+        "      return _unpickler(io.BytesIO(buf)).load()\n  EOFError: Ran out of input\n",
+    ),
+    Case(
+        "checkpoint-empty",
+        "checkpoint_failed",
+        None,
+        raised(None, "EOFError: Ran out of input").replace(
+            "/home/user/proj/train.py", "/x/site-packages/torch/serialization.py"
+        ),
+    ),
+    Case(
+        "checkpoint-short",
+        "checkpoint_failed",
+        None,
+        raised(None, "RuntimeError: unexpected EOF, expected 4859355 more bytes. The file might be corrupted."),
+    ),
+    Case("pickle-empty", "rank_exception", (0,), raised(0, "EOFError: Ran out of input") + lost(1)),
+    Case(
+        "ofi-provider",
+        "network_misconfig",
+        None,
+        "10.0.0.7: WARN: Function: find_ofi_provider Line: 543: NET/OFI Couldn't find any optimal provider\n",
+    ),
+    Case("ofi-info", "unknown", None, "n1:71:16 [7] NCCL INFO NET/OFI No NIC info for dev 0\n"),
+    Case("store-barrier-many", "rendezvous_failed", None, BARRIER.replace("worker_count=3", "worker_count=8") * 2),
+    Case(
+        "store-lost-at-start",
+        "rendezvous_failed",
+        None,
+        raised(None, "RuntimeError: Connection reset by peer").replace("in main", "in init_process_group"),
+    ),
+    Case(
+        "store-lost-at-start-told",
+        "rank_exception",
+        (0,),
+        raised(1, "RuntimeError: Connection reset by peer").replace("in main", "in init_process_group")
+        + raised(0, "KeyError: 'x'"),
+    ),
+    Case(
+        "lightning-devices",
+        "device_mapping",
+        None,
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1]\n But your machine only has: [0]\n",
+    ),
+    Case(
+        "glibc-old",
+        "rank_killed",
+        None,
+        "*** Error in `python': free(): invalid pointer: 0x00007fcbb6ab6d80 ***\n======= Backtrace: =========\n",
+    ),
+    Case(
+        "same-rank",
+        "launcher_misconfig",
+        None,
+        raised(None, "RuntimeError: more than one node have assigned same rank at General.cpp:17"),
+    ),
+    Case(
+        "no-script",
+        "launcher_misconfig",
+        None,
+        "/usr/bin/python3: can't open file '/home/user/t.py': [Errno 2] No such file or directory\n",
+    ),
+    Case("usage", "launcher_misconfig", None, "train.py: error: the following arguments are required: --data\n"),
+    Case(
+        "xid-program",
+        "rank_exception",
+        None,
+        XID.format(31) + ", Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted @ 0x7fd7_90743000\n",
+    ),
+    Case(
+        "gpu-fault-amd",
+        "rank_exception",
+        None,
+        "Memory access fault by GPU node-1 (Agent handle: 0x5581) on address 0x7f00. Reason: Page not present or supervisor privilege.\n",
+    ),
+    Case("first-collective-cut", "unknown", None, READY + watchdog(0, 1) + watchdog(1, 1) + watchdog(2, 1)),
+    Case("later-collective", "missing_rank", (3,), READY + watchdog(0, 9) + watchdog(1, 9) + watchdog(2, 9)),
+    Case(
+        "error-file-lines",
+        "rank_exception",
+        None,
+        'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n    "message": "TypeError: bad arguments",\n    "extraInfo": {\n',
+    ),
+    Case("net-qp", "network_misconfig", None, WARN + "Call to ibv_create_qp failed\n"),
+    Case(
+        "net-device",
+        "network_misconfig",
+        None,
+        WARN + "Call to ibv_modify_qp failed with error No such device errno 19\n",
+    ),
+    Case(
+        "net-qp-timeout",
+        "network_unreachable",
+        None,
+        WARN + "Call to ibv_modify_qp failed with error Connection timed out errno 110\n",
+    ),
+    Case(
+        "net-ece",
+        "unknown",
+        None,
+        "n1:71:16 [0] NCCL INFO Call to ibv_set_ece failed with error Operation not supported errno 95\n",
+    ),
+    Case(
+        "net-loopback",
+        "network_misconfig",
+        None,
+        raised(None, "RuntimeError: [../gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:12345: Connection refused"),
+    ),
+    Case(
+        "net-recv-timeout",
+        "network_unreachable",
+        None,
+        WARN + "Call to recv from 10.0.0.2<43210> failed : Connection timed out\n",
+    ),
+    Case(
+        "net-recv-reset",
+        "unknown",
+        None,
+        WARN + "Call to recv from 10.0.0.2<43210> failed : Connection reset by peer\n",
+    ),
+    Case("rdzv-connect-old", "rendezvous_failed", None, raised(None, "RuntimeError: connect() timed out.")),
+    Case(
+        "nccl-of-data-parallel",
+        "unknown",
+        None,
+        raised(None, "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
+    ),
+    Case(
+        "nccl-old-lost",
+        "missing_rank",
+        (2,),
+        "World size: 3\n"
+        + "".join(
+            raised(rank, "RuntimeError: NCCL error in: x.cpp:784, unhandled system error, NCCL version 2.7.8")
+            for rank in (0, 1)
+        ),
+    ),
+    Case(
+        "oom-old-check",
+        "cuda_oom",
+        None,
+        "THCudaCheck FAIL file=/pytorch/aten/src/THC/THCGeneral.cpp line=50 error=2 : out of memory\n",
+    ),
+    Case(
+        "device-old-check",
+        "device_mapping",
+        None,
+        "THCudaCheck FAIL file=/pytorch/torch/csrc/cuda/Module.cpp line=59 error=101 : invalid device ordinal\n",
+    ),
+    Case(
+        "mpi-abort",
+        "rank_exception",
+        (2,),
+        "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
+    ),
+    Case(
+        "mpi-slots",
+        "launcher_misconfig",
+        None,
+        "There are not enough slots available in the system to satisfy the 16\nslots that were requested by the application:\n",
+    ),
+    Case(
+        "mpi-node",
+        "node_failure",
+        None,
+        "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[4711,0],0] on node n1\n  Remote daemon: [[4711,0],1] on node n2\n",
+    ),
+    Case("srun-exit-137", "rank_killed", (3,), "srun: error: n1: task 3: Exited with exit code 137\n"),
+    Case(
+        "cgroup-oom",
+        "host_oom_kill",
+        None,
+        "[9912.1] Memory cgroup out of memory: Killed process 1001 (python) total-vm:99999kB\n",
+    ),
+    Case(
+        "oomd",
+        "host_oom_kill",
+        None,
+        "systemd-oomd[812]: Killed /user.slice/train.scope due to memory pressure for /user.slice being 81.60% > 50.00%\n",
+    ),
+    Case(
+        "nccl-truncated",
+        "mismatched_collectives",
+        None,
+        "n1:71:16 [0] transport/net_socket.cc:473 NCCL WARN NET/Socket : peer 10.0.0.2<43210> message truncated, receiving 1048576 bytes instead of 65536.\n",
+    ),
+    Case(
+        "connection-of-workers",
+        "rank_killed",
+        (1,),
+        raised(None, "EOFError").replace(
+            "/home/user/proj/train.py", "/usr/lib/python3.10/multiprocessing/connection.py"
+        )
+        + table((0, -15, T), (1, -9, T)),
+    ),
+    Case(
+        "ray-node-below",
+        "node_failure",
+        None,
+        raised(None, "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.")
+        + "\tclass_name: RayTrainWorker\n\tpid: 6420\nThe actor is dead because its node has died. Node Id: 677df2a9\n",
+    ),
+    Case(
+        "ray-actor-alone",
+        "rank_killed",
+        None,
+        raised(None, "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task."),
+    ),
+    Case("ray-owner-node", "node_failure", None, "Worker exit detail: Owner's node has crashed.\n"),
+    Case(
+        "nvlink-access",
+        "hardware_fault",
+        (5,),
+        raised(5, "RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
+    ),
+    Case(
+        "hccl-vague",
+        "unknown",
+        None,
+        raised(1, "RuntimeError: InnerRunOpApi:x.cpp:281 OPS function error: HcclAllreduce, error code is 6"),
+    ),
+    Case(
+        "one-node-killed",
+        "rank_killed",
+        (1,),
+        "E torch/distributed/elastic/multiprocessing/api.py:826] failed (exitcode: -9) local_rank: 1 (pid: 28773) of binary:"
+        " /usr/bin/python\n  group_world_size=1\n",
+    ),
+    Case(
+        "of-two-nodes-killed",
+        "rank_killed",
+        None,
+        "E torch/distributed/elastic/multiprocessing/api.py:826] failed (exitcode: -9) local_rank: 1 (pid: 28773) of binary:"
+        " /usr/bin/python\n  group_world_size=2\n",
+    ),
+    Case("two-of-an-unknown-number", "unknown", None, watchdog(2, 9) + watchdog(3, 9)),
+    Case(
+        "usage-of-launcher", "launcher_misconfig", None, "usage: accelerate <command> [<args>] launch [-h] [--quiet]\n"
+    ),
+    Case("usage-of-a-tool", "unknown", None, "usage: rsync [-a] SRC DEST\n"),
+    Case(
+        "deepspeed-ssh",
+        "launcher_misconfig",
+        None,
+        raised(
+            None,
+            "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n1 hostname' returned non-zero"
+            " exit status 255.",
+            "deepspeed/launcher/runner.py",
+        ),
+    ),
+    Case(
+        "ddp-nothing-arrived",
+        "missing_rank",
+        (1,),
+        raised(
+            0,
+            "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 0 params.",
+        ),
+    ),
+    Case(
+        "collectives-differ",
+        "mismatched_collectives",
+        None,
+        "[rank1]: RuntimeError: Collectives differ in the following aspects:\n[rank1]: \tTensor Tensor shapes: [9] vs [512]\n",
+    ),
+    Case(
+        "rank-parameter",
+        "launcher_misconfig",
+        None,
+        raised(
+            None, "ValueError: Error initializing torch.distributed using env:// rendezvous: rank parameter missing"
+        ),
+    ),
+    Case("parameter-of-a-program", "rank_exception", None, raised(None, "ValueError: rank parameter missing")),
+    Case("row-of-a-table-alone", "rank_killed", None, "> traceback : Signal 9 (SIGKILL) received by PID 492347\n"),
+    Case("row-without-pid", "rank_exception", (1,), table((1, 1, T)).replace(" (pid: 1001)", "")),
 )

@@ -114,6 +114,19 @@ def test_what_is_damaged_is_no_traceback(tmp_path: Path, text: str) -> None:
     assert run_directory.explain(tmp_path).verdict.kind == "unknown"
 
 
+def test_the_line_of_the_end_counts_those_that_were_cut_short(tmp_path: Path) -> None:
+    lines = [
+        '{"event": "start", "world_size": 2}',
+        '{"event": "end", "attem',
+        "",
+        '{"event": "end", "kind": "rank_killed"',
+    ]
+    end = '{"event": "end", "kind": "cuda_oom", "reason": "rank 1 ran out of memory"}'
+    (tmp_path / "attempts.jsonl").write_text("\n".join([*lines, end, ""]))
+    verdict = run_directory.explain(tmp_path).verdict
+    assert (verdict.kind, verdict.evidence[0].line) == ("cuda_oom", 5)
+
+
 def test_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outcome.json").write_text('{"version": 2}')
     with pytest.raises(UsageError, match="version other than 1"):

@@ -99,13 +99,17 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     ),
     _r("stack_of_collective", "Stack trace of the failed collective", r"Stack trace of the failed collective: "),
     _r("elastic_root", "Root Cause", r"Root Cause \(first observed failure\)"),
-    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+) \(pid: (?P<pid>\d+)\)"),
+    _r("elastic_row", "exitcode", r"(?<!\()exitcode\s*: (?P<x>-?\d+)(?: \(pid: (?P<pid>\d+)\)|\s*$)"),
     _r(
         "elastic_failed",
         "failed (exitcode",
         r"failed \(exitcode: (?P<x>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)",
     ),
-    _r("rank_exit", "crashed with exit code", r"\bRank (?P<r>\d{1,6}) crashed with exit code (?P<x>-?\d+)"),  # Composer
+    _r(  # Composer
+        "rank_exit",
+        "crashed with exit code|exited with code",
+        r"\b[Rr]ank (?P<r>\d{1,6}) (?:crashed with exit code|\(PID \d+\) exited with code) (?P<x>-?\d+)",
+    ),
     _r(  # Open MPI
         "rank_exit",
         "noticed that process rank",
@@ -117,6 +121,32 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "RUNNING AT",
         r"\bRANK (?P<r>\d{1,6}) PID \d+ RUNNING AT \S+?\s*=\s*"
         r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|EXIT STATUS: (?P<x>\d+))",
+        wraps=True,
+    ),
+    _r(  # Open MPI, whose names of processes end with the rank, and Horovod
+        "rank_exit",
+        "Process name:",
+        r"Process name:\s*(?:\[(?:\[\d+,\d+\]|[\w.-]+@\d+),)?(?P<r>\d{1,6})\]?\s*Exit code:\s*(?P<x>\d+)",
+        wraps=True,
+    ),
+    _r(  # Horovod under Determined, whose lines of one second come in the order of the alphabet
+        "rank_exit", "Exit code:", r"Exit code: (?P<x>\d+)\s.{0,60}\|\| Process name: (?P<r>\d{1,6})", wraps=True
+    ),
+    _r(  # Lightning
+        "rank_exit",
+        "Child process with PID",
+        r"\[rank: (?P<r>\d{1,6})\] Child process with PID \d+ terminated with code (?P<x>-?\d+)",
+    ),
+    _r(  # torchrun was told to end; what it does then, it does to all ranks
+        "launcher_signal",
+        "death signal|got signal",
+        r"Received (?:Signals\.)?(?P<s>\w+) death signal|Process \d+ got signal: (?:Signals\.)?(?P<g>\w+)",
+    ),
+    _r("rank_signal", "Received SIGTERM|Received SIGUSR1|Received SIGHUP", r"Received (?P<s>SIG\w+)(?:: \d+)?\W*$"),
+    _r(
+        "rank_exit",
+        "MPI_ABORT was invoked",
+        r"MPI_ABORT was invoked on rank (?P<r>\d{1,6}) .*?errorcode (?P<x>-?\d+)",
         wraps=True,
     ),
     _r("deepspeed_exit", "exits with return code", r"exits with return code = (?P<x>-?\d+)"),
@@ -150,17 +180,51 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "Job step aborted|Force Terminated|Terminating",
         r"srun: (?:Job step aborted|Force Terminated|error: Node failure|Terminating).*",
     ),
+    _r(  # sacct, scontrol, Slurm's mail
+        "slurm_state",
+        "OUT_OF_MEMORY|NODE_FAIL|PREEMPTED|TIMEOUT",
+        r"(?:JobState=|State: +|Job_id=.*, )(?P<why>OUT_OF_MEMORY|NODE_FAIL|PREEMPTED|TIMEOUT)\b",
+    ),
     _r("pbs", "PBS: job killed", r"PBS: job killed: (?P<why>.*)"),
+    _r(
+        "kubernetes",
+        "Preempted by|Preempted to accommodate|DeadlineExceeded|active longer than specified deadline|low on resource",
+        r"(?P<why>Preempted (?:by|to accommodate)|DeadlineExceeded|active longer than specified deadline"
+        r"|low on resource: (?P<resource>[\w-]+)).*",
+    ),
     _r("lsf", "TERM_", r"(?P<why>TERM_(?:RUNLIMIT|MEMLIMIT|PREEMPT)\b.*)"),
     _r(
         "timeout_set",
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
+    _r("group_world", "group_world_size", r"\bgroup_world_size=(?P<n>\d+)"),  # nodes, by torchrun's agent
+    _r(  # a shell, Python, Open MPI, UCX, torch, glibc
+        "death",
+        "Killed|Aborted|Segmentation fault|Bus error|Fatal Python error|Segfault encountered|malloc()|realloc()"
+        "|munmap_chunk()|free(): invalid|free(): double|double free or corruption|corrupted size vs"
+        "|(SIGKILL)|(SIGSEGV)|(SIGBUS)|exit code|Exit Code|exited with code|exitCode|exit status|non-zero status",
+        r"(?:line \d+:|^)\s*\d+ (?P<shell>Killed|Aborted|Segmentation fault|Bus error)\b|^\s*(?P<alone>Killed)\s*$"
+        r"|(?P<core>Segmentation fault|Bus error|Aborted|Illegal instruction) +\(core dumped\)"
+        r"|(?:Fatal Python error: |Signal: |Caught signal \d+ \()"
+        r"(?P<handler>Segmentation fault|Bus error|Illegal instruction)|(?P<torch>Segfault) encountered"
+        r"|(?:^|': )(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or corruption"
+        r"|corrupted size vs\. prev_size)|\bexit(?:ed)? ?(?:with )?(?:a non-zero )?(?:[Cc]ode|status)(?: of)?[ \"':=]+"
+        r"(?P<code>13[5-9])\b|traceback : Signal \d+ \((?P<row>SIG(?:KILL|SEGV|BUS))\) received"
+        r"|\bExit Code: +(?P<pod>13[5-9])\b",
+    ),
     _r(
-        "shell_death",
-        " Killed| Aborted|Segmentation fault| Bus error",
-        r"(?:line \d+:|^)\s*(?P<pid>\d+) (?P<w>Killed|Aborted|Segmentation fault|Bus error)\b",
+        "spawned",
+        "terminated with the following error|terminated with exit code",
+        r"[Pp]rocess \d+ terminated with (?:the following error|exit code \d)",
+    ),
+    _r("nccl_ready", "Init COMPLETE", r"rank \d+ n[rR]anks (?P<ready>\d+) .*Init COMPLETE"),
+    _r("stalled", "missing ranks", r"\[missing ranks:\s*(?P<named>\d[\d, ]*)\]"),  # Horovod
+    _r(
+        "start_awaited",
+        "Waiting in store based barrier|client socket has failed to connect",
+        r"Waiting in store based barrier .*?world_size=(?P<w>\d+), worker_count=(?P<n>\d+)"
+        r"|client socket has failed to connect to \S+ \(errno: (?:110|111|113)",
     ),
     _r("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)"),
     _r(
@@ -194,6 +258,8 @@ class Sign:
 
 
 CONSEQUENCE = "consequence"  # kind of a message that tells of the failure of somebody else
+LOST = frozenset({CONSEQUENCE, "store_lost"})
+VAGUE = "vague"  # kind of a message that tells that something failed, and nothing of what
 
 
 def _s(kind: str, words: str, pattern: str = "") -> Sign:
@@ -201,23 +267,37 @@ def _s(kind: str, words: str, pattern: str = "") -> Sign:
     return Sign(kind, re.compile(pattern or "|".join(map(re.escape, alternatives))), alternatives)
 
 
+HARDWARE_XID = r"(?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)"
 # The first that matches counts, so the special stands before the general.
 SIGNS: tuple[Sign, ...] = (
-    _s(CONSEQUENCE, "more than 1EB"),
+    _s(CONSEQUENCE, "Tried to allocate more than 1EB"),
+    _s(  # Ray's own error of that name is about the host's memory, torch's about the GPU's
+        "host_oom_kill",
+        "ray.exceptions.OutOfMemoryError|node running low on memory|due to memory pressure",
+    ),
     _s(
         "cuda_oom",
         "OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory|Cuda failure"
-        " 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED",
+        "|CUBLAS_STATUS_ALLOC_FAILED|Tried to allocate|Triton Error|cuda failed with error|CUDA_ERROR_OUT_OF_MEMORY"
+        "|CUDA driver error|cudaMalloc|THCudaCheck FAIL|cuda runtime error",
+        r"OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|out of memory\.? Tried to allocate|Triton Error \[\w+\]: out of memory"
+        r"|(?:THCudaCheck FAIL .*|cuda runtime error \(2\) : |cuda failed with error 2 "
+        r"|CUDA driver error: |cudaMalloc\w* failed: )out of memory"
+        r"|CUDA_ERROR_OUT_OF_MEMORY",
     ),
     _s(
         "hardware_fault",
-        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on",
-        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus",
+        "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on"
+        "|hardware exception|GPU is lost|Invalid access of peer GPU memory",
+        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus"
+        r"|CUDA error: hardware exception|GPU is lost|CUDA error: Invalid access of peer GPU memory over nvlink",
     ),
     _s(
         "hardware_fault",
-        "NVRM: Xid",
-        r"NVRM: Xid \([^)]*\): (?:48|62|63|64|74|79|92|94|95|119|120|121|140|143|145|149|154)\b",
+        "NVRM: Xid|SXid",
+        rf"NVRM: Xid (?:\([^)]*\): {HARDWARE_XID}\b|.*caused by previous Xid {HARDWARE_XID}\b)"
+        r"|SXid \([^)]*\): \d+, Fatal",
     ),
     _s(
         "shm_exhausted",
@@ -226,57 +306,90 @@ SIGNS: tuple[Sign, ...] = (
         "|unable to write to file </torch_",
     ),
     _s(
+        "node_failure",
+        "because its node has died|Owner's node has crashed|LocalRayletDiedError"
+        "|has lost communication with a remote daemon",
+    ),
+    _s(
         "rank_killed",
-        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing",
+        "ActorDiedError|RayActorError|actor died unexpectedly|A worker died or was killed while executing"
+        "|worker process has died|Worker unexpectedly exits|WorkerCrashedError",
     ),
     _s("rank_killed", "terminated with signal", r"(?i)\bprocess \d+ terminated with signal SIG"),  # of mp.spawn
+    _s("rank_killed", "died with", r"died with <Signals\.SIG(?:KILL|SEGV|BUS|ILL|FPE)"),  # of subprocess
+    _s("rank_killed", "died unexpectedly", r"Worker proc \w+-(?P<named>\d+) died unexpectedly"),  # vLLM
     _s(
-        "node_failure", "missed too many heartbeats", r"marked dead because the detector has missed too many heartbeats"
+        "node_failure",
+        "missed too many heartbeats|NodeDiedError|Task launch for",
+        r"marked dead because the detector has missed too many heartbeats|NodeDiedError"
+        r"|Task launch for \S+ failed on node",
     ),
     _s(  # a context of CUDA is one process's: the error is of the rank that reports it, be it by the watchdog's thread
         "rank_exception",
         "illegal memory access|device-side assert|unspecified launch failure|misaligned address|an illegal instruction",
-        r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:an illegal memory access|device-side assert|unspecified launch"
-        r" failure|misaligned address|an illegal instruction)",
+        r"(?:(?:CUDA|HIP) error: |Cuda failure (?:\d+ )?')"
+        r"(?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
+        r"|an illegal instruction)",
+    ),
+    _s("rank_exception", "Assertion", r"\.(?:cu|cuh|hip):\d+: .*Assertion `.+` failed"),
+    _s(  # faults of a program's own kernel: 13, 31 and 43 in NVIDIA's catalogue of Xid, and AMD's runtime
+        "rank_exception",
+        "NVRM: Xid|Memory access fault by GPU",
+        r"NVRM: Xid \([^)]*\): (?:13|31|43)\b|Memory access fault by GPU",
     ),
     _s("fd_exhausted", "Too many open files|items of ancdata", r"Too many open files|received \d+ items of ancdata"),
     _s("dataloader_stalled", "DataLoader timed out after"),
     _s(
         "host_oom_kill",
-        "oom-kill|oom_kill|Out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|oom-killer",
-        r"oom[-_]kill(?!_score)|Out of memory: Killed process|OOM ?Killed|task[s ]?[ \d,-]*: Out Of"
-        r" Memory|invoked oom-killer",
+        "exceeded memory limit|Exceeded job memory limit|Exceeded step memory limit|oom-kill|oom_kill|oom-killer"
+        "|Out of memory: Killed process|out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|systemd-oomd",
+        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score)|[Oo]ut of memory: Killed process|OOM ?Killed"
+        r"|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer|systemd-oomd.* [Kk]illed",
     ),
     _s(
         "dataloader_worker_died",
-        "DataLoader worker",
-        r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)",
+        "DataLoader worker|Unexpected segmentation fault encountered in worker",
+        r"DataLoader worker \(pid(?:\(s\))? [^)]*\) (?:is killed by signal|exited unexpectedly)"
+        r"|Unexpected segmentation fault encountered in worker",
     ),
     _s(
         "device_mapping",
-        "Duplicate GPU detected|invalid device ordinal",
-        r"Duplicate GPU detected(?: : (?P<missing>rank \d+ and rank \d+))?|invalid device ordinal",
+        "Duplicate GPU detected|invalid device ordinal|Invalid device id|machine only has",
+        r"Duplicate GPU detected(?: : (?P<named>rank \d+ and rank \d+))?|invalid device ordinal|Invalid device id"
+        r"|[Bb]ut your machine only has: \[",
     ),
     _s("port_in_use", "Address already in use|EADDRINUSE"),
     _s(CONSEQUENCE, "successfully reached monitoredBarrier"),
     _s(
         "missing_rank",
         "failed to pass monitoredBarrier",
-        r"Ranks? (?P<missing>[\d, ]+) failed to pass monitoredBarrier",
+        r"Ranks? (?P<named>[\d, ]+) failed to pass monitoredBarrier",
     ),
     _s(
         "mismatched_collectives",
-        "Detected mismatch between collectives|doesn't match expected size|EnforceNotMet|appears not to"
-        " match sizes of the same param|inconsistent",
-        r"Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
-        r"|has inconsistent (?!0 )\d+ params",
+        "Detected mismatch between collectives|doesn't match expected size|preamble.length|appears not to"
+        " match sizes of the same param|inconsistent|disagreement between|Forward order differs across ranks"
+        "|message truncated|Message truncated|Collectives differ in the following aspects",
+        r"Collectives differ in the following aspects"
+        r"|Detected mismatch between collectives|doesn't match expected size|appears not to match sizes"
+        r"|has inconsistent (?!0 )\d+ params|op\.preamble\.length <= op\.nbytes"  # the latter: gloo, sizes
+        r"|disagreement between rank0 and rank\d|Forward order differs across ranks"  # of ZeRO 3, of FSDP
+        r"|NCCL WARN.*[Mm]essage truncated ?[:,] ?receiv",
     ),
-    _s("missing_rank", "inconsistent 0 params", r"while rank (?P<missing>\d+) has inconsistent 0 params"),
+    _s("missing_rank", "inconsistent 0 params", r"while rank (?P<named>\d+) has inconsistent 0 params"),
     _s("uneven_inputs", "exhausted inputs"),
     _s("divergent_control_flow", "Expected to have finished reduction in the prior iteration"),
+    _s("divergent_control_flow", "did not receive grad for rank", r"did not receive grad for rank (?P<named>\d+)"),
     _s(
         "checkpoint_failed",
-        "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos ",
+        "PytorchStreamReader failed|failed finding central directory|PytorchStreamWriter failed|unexpected pos "
+        "|Error while deserializing header|Error while serializing|unexpected EOF, expected|storage has wrong size",
+    ),
+    _s(  # Megatron, DeepSpeed, autograd, clip_grad_norm_
+        "nonfinite_loss",
+        "found NaN in|Unexpected result nan|loss scale already at minimum|returned nan values|is non-finite",
+        r"Rank (?P<named>\d+): found NaN in|Unexpected result nan on rank (?P<on>\d+)|loss scale already at minimum"
+        r"|returned nan values in its|total norm .*is non-finite",
     ),
     _s(
         "nonfinite_loss",
@@ -287,18 +400,36 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _s(
         "launcher_misconfig",
-        "expected, but not set|KeyError|has already checked in|Duplicate rank|duplicate rank|unrecognized arguments"
-        "|process group has not been initialized",
+        "expected, but not set|parameter missing|KeyError|has already checked in|Duplicate rank|duplicate rank"
+        "|unrecognized arguments"
+        "|process group has not been initialized|have assigned same rank"
+        "|usage: torchrun|usage: accelerate|usage: deepspeed|PasswordAuthentication"
+        "|arguments are required|expected one argument|invalid choice|[Errno 2]|command not found"
+        "|Unable to create step|execve|not enough slots available|unable to reliably start|container start failed",
         r"environment variable \w+ expected, but not set|rank \d+ of \d+ ranks has already checked in"
         r"|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))'|uplicate rank"
-        r"|process group has not been initialized|unrecognized arguments",
+        r"|process group has not been initialized|unrecognized arguments|have assigned same rank"
+        r"|^usage: (?:torchrun|accelerate|deepspeed) |Command 'ssh -o PasswordAuthentication=no"
+        r"|^(?:usage: )?[\w./-]+\.py: error: |: can't open file '.*': \[Errno 2\]"
+        r"|(?:torchrun|srun|mpirun|python\d?|accelerate|deepspeed): command not found"
+        r"|There are not enough slots available|unable to reliably start one or more daemons"
+        r"|pyxis: container start failed|rendezvous: (?:rank|world size|world_size|size) parameter missing"
+        r"|srun: error: Unable to create step|slurmstepd: error: execve\(\)",
     ),
     _s(
         "network_misconfig",
         "no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        " resolution|ProcessGroupGloo|connectFullMesh|failed with 22|No such device",
+        " resolution|ProcessGroupGloo|connectFullMesh|Invalid argument|No such device|is neither AF_INET|ibv_modify_qp"
+        "|ibv_create_qp|ibv_create_cq|ibv_reg_mr|ibv_reg_dmabuf_mr|ibv_alloc_pd|ibv_query_port|ibv_query_gid|ibv_open_device"
+        "|Connection refused"
+        "|NET/OFI"
+        "|Cannot assign requested address",
         r"no socket interface found|gai error|Name or service not known|Temporary failure in name"
-        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found",
+        r" resolution|connectFullMesh failed|ibv_\w+ failed with (?:error )?22|interface .* not found"
+        r"|is neither AF_INET"
+        r"|WARN Call to ibv_\w+ failed(?! with (?:error )?(?:110|Connection timed out))"
+        r"|connect \[127[\d.]+\]:\d+: Connection refused|Error: .*(?:listen|bind).*Cannot assign requested address"
+        r"|WARN.*NET/OFI (?:Couldn't|Could not|Unable|No |(?!Request).*failed)",
     ),
     _s(
         "peer_to_peer",
@@ -318,25 +449,39 @@ SIGNS: tuple[Sign, ...] = (
     _s(
         "rendezvous_failed",
         "client socket has timed out|RendezvousTimeoutError|clients joined|store->get|RendezvousConnectionError"
-        "|connect() timed out",
-        r"connect\(\) timed out\. Original timeout|client socket has timed out|RendezvousTimeoutError"
+        "|connect() timed out|Timed out initializing process group",
+        r"Timed out initializing process group in store|connect\(\) timed out"
+        r"|client socket has timed out|RendezvousTimeoutError"
         r"|waiting for clients\. \d+/\d+ clients joined|RendezvousConnectionError"
         r"|store->get\('[^']*'\) got error(?!: (?:Connection|Broken|failed to recv|Failed to recv))",
     ),
     _s(
         "network_unreachable",
-        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries",
+        "Call to connect|Connect to|ibv_modify_qp|Got completion|No route to host|exceeded retries|NET/OFI"
+        "|Got async event|Call to recv|Call to send|Call to sendmsg|Call to recvmsg",
         r"socket(?:Start|Poll)Connect: exceeded retries|Call to connect (?:timeout|failed)|Connect to \S+ failed"
-        r"|ibv_modify_qp failed with (?:error )?110|Got completion .*with (?:error|status) ?(?:\d+|=)|No route to host",
+        r"|ibv_modify_qp failed with (?:error )?(?:110|Connection timed out)"
+        r"|Got completion .*with (?:error|status) ?(?:\d+|=)"
+        r"|No route to host|Call to (?:recv|send)\w* .*failed : Connection timed out"
+        r"|NET/OFI .*completed with error|Got async event ?: ?port error",
     ),
-    _s("store_lost", "recvValue|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
+    _s(
+        VAGUE,
+        "unhandled cuda error|invalid usage|internal error|error code is|HCCL error in",
+        r"NCCL (?:[Ee]rror|failure).*(?:unhandled cuda error|invalid usage|internal error)"
+        r"|OPS function error: Hccl\w+, error code is|HCCL error in: ",  # of Ascend's NPUs
+    ),
+    _s("store_lost", "recvValue|sendBytes failed|Failed to check the|Failed to recv, got 0 bytes|store unavailable"),
     _s(
         CONSEQUENCE,
         "communicator was aborted|closed by peer|reset by peer|Socket Timeout|Broken pipe|Timed out"
         " waiting|DistBackendError|remote process exited|ncclRemoteError|SignalException"
         "|ChildFailedError|KeyboardInterrupt|Watchdog caught|ncclSystemError|NCCL operations have failed"
         "|Connection refused|SIGTERM|store->get"
-        "|RendezvousClosedError|RendezvousGracefulExitError",
+        "|RendezvousClosedError|RendezvousGracefulExitError|NCCL error in|unhandled system error"
+        "|DistStoreError|DistNetworkError|Connection timed out|wait timeout after"
+        "|pair closure|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError"
+        "|TrainingFailedError",
     ),
 )
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
@@ -344,18 +489,41 @@ BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\
 PROJECT_VERDICT = next(each.pattern for each in RECOGNISERS if each.name == "project_verdict")
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
-EXCEPTION_LINE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ")
+EXCEPTION_LINE = re.compile(
+    r"^\s{0,4}(?P<type>(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Interrupt)|(?:[A-Z]\w*)?Exception)): "
+)
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<at>\d+), in ?(?P<function>\S*)')
-LAUNCHER = re.compile(r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun")
+LAUNCHER = re.compile(
+    r"torch/distributed/(?:run|launch|elastic|launcher)|torchrun|accelerate/commands|deepspeed/launcher"
+)
+LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
+WHY_OF_COMMAND = re.compile(r" died with |Command 'ssh ")  # that signal, or that a host cannot be reached
+DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
+LOGGED = re.compile(
+    r"(?:\b(?:ERROR|CRITICAL|FATAL|ErrorMessage)\b|[Ff]ailed\b).{0,120}?"
+    r"\b(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): \S"
+)
+ERROR_FILE = re.compile(  # of torchelastic
+    r'^\s*(?:\{.*?)?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
+)
+STARTS = re.compile(
+    r"\b(?:init_process_group|_env_rendezvous_handler|_create_c10d_store|_create_tcp_store|_call_store)\b"
+)
+BROKEN = frozenset({"EOFError", "UnpicklingError"})  # of what is read, a checkpoint or a connection
+FULL = re.compile(r"Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
+SAVES = re.compile(r"save|write_record|checkpoint")
+SHARES = re.compile(r"\b(?:SemLock|Lock|_share_\w+|_new_shared\w*|SharedMemory)\b")
 # What Python prints above the traceback of an exception that ends nothing: in a destructor, in a handler of a log.
 HARMLESS = re.compile(rb"Exception ignored in|--- Logging error ---")
 SPAWNED = re.compile(r"(?i)\bprocess (?P<index>\d{1,4}) terminated with (?:signal SIG|exit code|the following error)")
 HELPER = re.compile(r"multiprocessing/resource_tracker\.py$")  # a process that only tidies up behind the others
-STREAM_OF_C = re.compile(r"^(?:frame #|Exception raised from |terminate called|  what\(\))")
+STREAM_OF_C = re.compile(r"^\s*(?:frame #|Exception raised from |terminate called|(?P<what>what\(\):\s*))")
 
 
 def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
-    """Return the first sign that a text shows."""
+    """Return the first sign that a text shows: of a download that failed none, the network between ranks is another."""
+    if DOWNLOAD.search(text):
+        return None
     for sign in SIGNS:
         if any(word in text for word in sign.words) and (found := sign.pattern.search(text)):
             return sign, found
@@ -377,6 +545,7 @@ class Reader:
         self.taken: set[int] = set()  # lines that belong to a traceback or a table's row
         self.tracebacks: Counter[bytes] = Counter()  # by their first bytes
         self.beats: dict[int, tuple[Event, ...]] = {}  # the last two heartbeats of each rank
+        self.told = False  # a line has stated a timeout or a failure
 
     def last(self) -> Iterator[Event]:
         """Yield what only counts where a file ends: the last two heartbeats of each rank."""
@@ -386,6 +555,7 @@ class Reader:
     def events(self, hit: Hit) -> Iterator[Event]:
         """Yield what a line says; an error also keeps the time that a progress bar shows on its line or just above."""
         for event in self._events(hit):
+            self.told |= event.name in STATES_A_WAIT
             elapsed = _elapsed(hit) if event.name in STATES_A_WAIT else None
             yield event if elapsed is None else replace(event, values={**event.values, "elapsed": str(elapsed)})
 
@@ -393,7 +563,14 @@ class Reader:
         if hit.number in self.taken:
             return
         line = parse(decode(hit.raw))
-        if not line.text.strip() or STREAM_OF_C.match(line.body):
+        stream = STREAM_OF_C.match(line.body)
+        if not line.text.strip() or (stream and (self.told or not stream["what"])):
+            return
+        if stream:  # what a watchdog has thrown: its own line says the same, where somebody has kept that
+            line = replace(line, text=line.body[stream.end() :], body=line.body[stream.end() :])
+        if found := ERROR_FILE.match(line.text):
+            sign = sign_of(found["message"])
+            yield self._event("raised", hit.number, line, {"kind": sign[0].kind} if sign else {})
             return
         for recogniser in RECOGNISERS:
             if any(word in line.text for word in recogniser.words):
@@ -417,10 +594,18 @@ class Reader:
                 yield event
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
+        yield from self._stated(hit.number, line)
+
+    def _stated(self, number: int, line: Line) -> Iterator[Event]:
+        """Yield the failure that a line states by itself."""
         if sign := sign_of(line.text):
-            yield self._event("sign", hit.number, line, {"kind": sign[0].kind, **_missing(sign[1])})
-        elif EXCEPTION_LINE.match(line.body):
-            yield self._event("raised", hit.number, line, {"type": line.body.split(":")[0]})
+            yield self._event("sign", number, line, {"kind": sign[0].kind, **_named(sign[1])})
+        elif found := EXCEPTION_LINE.match(line.body):
+            values = {"type": found["type"], **_of_full_disk(line.body, line.body)}
+            values |= {"launcher": "1"} if _of_launcher(found["type"], line.body, ()) else {}
+            yield self._event("raised", number, line, values)
+        elif found := LOGGED.search(line.text):
+            yield self._event("logged", number, line, found.groupdict())
 
     def _event(self, name: str, number: int, line: Line, values: Mapping[str, str]) -> Event:
         if line.origin == Origin() and (spawned := SPAWNED.search(line.text)):
@@ -446,14 +631,20 @@ class Reader:
             return
         host = re.search(r"host\s*: (\S+)", text)
         self.taken.update(range(hit.number + 1, hit.number + 3))
-        values = {**found.groupdict(), "r": rank[1], "lr": rank[2], "host": host[1] if host else ""}
+        values = {
+            "x": found["x"],
+            "pid": found["pid"] or "",
+            "r": rank[1],
+            "lr": rank[2],
+            "host": host[1] if host else "",
+        }
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
             if told := PROJECT_VERDICT.match(error["t"]):
                 yield Event(
                     "project_verdict", self.file, hit.number + 2, error["t"], line.origin, values=told.groupdict()
                 )
-        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid']})"
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid'] or '?'})"
         yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
 
     def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:
@@ -477,9 +668,10 @@ class Reader:
                 continue
             if flat and not EXCEPTION_LINE.match(body):
                 continue
-            if body[:1] in {" ", "", "^", "~", "+", "|"}:
+            if body[:1] in {" ", "", "^", "~", "+", "|"} and not (frames and EXCEPTION_LINE.match(body)):
+                self.taken.add(hit.number + offset)  # a line of the program: what it would say, it has not said
                 continue
-            if not (found := EXCEPTION.match(body)):
+            if not (found := EXCEPTION.match(body.lstrip())):
                 if frames:
                     return
                 continue
@@ -509,13 +701,23 @@ class Reader:
             last = (own or frames)[-1]
             values["at"] = f"{last['path']}:{last['at']}"
         values["functions"] = " ".join(frame["function"] for frame in frames[-12:])
-        child = any(LAUNCHER.search(frame["path"]) for frame in frames[-3:]) and "ChildFailed" in found["type"]
-        if child or any(b"terminated with the following error" in raw for raw in more):
+        parent = any(b"terminated with the following error" in raw for raw in more)
+        if parent or _of_launcher(found["type"], line.body, frames):
             values["launcher"] = "1"
         text = line.body.strip()
+        if frames and found["type"].rpartition(".")[2] in BROKEN:
+            place = frames[-1]["path"]
+            if "torch/serialization.py" in place:
+                values["kind"] = "checkpoint_failed"
+            elif "multiprocessing/connection.py" in place:  # the process at the other end has gone
+                values["kind"] = CONSEQUENCE
         sign = sign_of(text) or (sign_of(follow) if "NCCL" in text or "worker" in text else None)
         if sign:
-            values.update({"kind": sign[0].kind, **_missing(sign[1])})
+            values.update({"kind": sign[0].kind, **_named(sign[1])})
+        else:
+            values |= _of_full_disk(text, values["functions"])
+        if values.get("kind") in LOST and STARTS.search(values["functions"]):
+            values["start"] = "1"
         return self._event("exception", number, line, values)
 
 
@@ -551,8 +753,30 @@ def last_steps(file: str, tail: bytes, lines: int) -> Iterator[Event]:
             yield Event("step", file, lines + 1 - offset, text, line.origin, line.clock, line.collected, values)
 
 
-def _missing(found: re.Match[str]) -> dict[str, str]:
-    return {"missing": found["missing"]} if "missing" in found.re.groupindex and found["missing"] else {}
+def _named(found: re.Match[str]) -> dict[str, str]:
+    """Return the ranks that a sign itself names."""
+    named = [value for key, value in found.groupdict().items() if key in {"named", "on"} and value]
+    return {"named": named[0]} if named else {}
+
+
+def _of_launcher(kind: str, text: str, frames: Sequence[re.Match[str]]) -> bool:
+    """Tell whether an exception is the launcher's, about one of its processes that has ended with a code."""
+    if kind.rpartition(".")[2] not in {"ChildFailedError", "CalledProcessError"} or WHY_OF_COMMAND.search(text):
+        return False
+    return any(LAUNCHER.search(f["path"]) for f in frames[-3:]) or bool(LAUNCHERS_COMMAND.search(text))
+
+
+def _of_full_disk(text: str, where: str) -> dict[str, str]:
+    """Return the kind of an exception that says that a disk is full: by the functions, or the file, that it names."""
+    if not FULL.search(text):
+        return {}
+    return (
+        {"kind": "shm_exhausted"}
+        if SHARES.search(where)
+        else {"kind": "checkpoint_failed"}
+        if SAVES.search(where)
+        else {}
+    )
 
 
 def _elapsed(hit: Hit) -> int | None:

@@ -7,14 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .events import CONSEQUENCE, Event
+from .events import LOST, VAGUE, Event
 from .flight_recorder import Dump, GroupState, compare
 
 # in the name of the file, or the whole name of a folder
 FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?:[^\d/][^/]*)?$|(?:^|/)rank[_-]?(\d{1,6})/")
 SRUN_TASK = re.compile(r"srun: error: \S+: task (\d+): ")
-WATCHDOG_RANK = re.compile(r"^\[[EWF] ProcessGroupNCCL[^\]]*\] \[Rank (\d+)\]")  # before torch 2.2
-FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
+WATCHDOG_RANK = re.compile(  # before torch 2.2; and in what a watchdog of the default group throws
+    r"^(?:\[[EWF] ProcessGroupNCCL[^\]]*\] )?\[(?:PG (?:ID )?0\b[^\]]* )?Rank (\d+)\]"
+)
+FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:(?:stdout|stderr)\.log|error\.json)$")
+SIGNAL_BASE = 128  # a shell's exit code of a process that a signal has ended is larger by that
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Job:
     counts: dict[str, dict[int, Counts]] = field(default_factory=lambda: defaultdict(dict))  # group -> rank -> counts
     failures: list[tuple[str, int | None, Event]] = field(default_factory=list)  # kind, rank
     consequences: list[tuple[int | None, Event]] = field(default_factory=list)
+    hints: list[tuple[int | None, Event]] = field(default_factory=list)  # of a failure that the input does not have
+    vague: list[tuple[int | None, Event]] = field(default_factory=list)  # NCCL has failed, and does not say in what
     exits: list[Exit] = field(default_factory=list)
     named: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     ranks: set[int] = field(default_factory=set)
@@ -190,15 +195,27 @@ def _take(job: Job, event: Event, rank: int | None) -> None:
         job.hosts.setdefault(int(values["r"]), values["host"])
     elif event.name == "rank_exit":
         code = int(values["x"]) if "x" in values else -int(values["signal"])
+        code = SIGNAL_BASE - code if SIGNAL_BASE < code < SIGNAL_BASE + 32 else code
         job.exits.append(Exit(int(values["r"]), code, event))
-    elif event.name in {"sign", "exception"} or event.name == "raised":
+    elif event.name in {"spawned", "logged"}:
+        job.hints.append((rank, event))
+    elif event.name == "death" and not aborted(event):
+        job.failures.append(("rank_killed", rank, event))
+    elif event.name in {"sign", "exception", "raised"}:
         _take_failure(job, event, rank)
+
+
+def aborted(event: Event) -> bool:
+    """Tell whether a process is said to have aborted: that is often what something else has led to."""
+    return "Aborted" in event.values.values()
 
 
 def _take_failure(job: Job, event: Event, rank: int | None) -> None:
     kind = event.values.get("kind", "rank_exception")
-    if "launcher" in event.values or kind in {CONSEQUENCE, "store_lost"}:
+    if "launcher" in event.values or kind in LOST:
         job.consequences.append((rank, event))
+    elif kind == VAGUE:
+        job.vague.append((rank, event))
     else:
         job.failures.append((kind, rank, event))
 

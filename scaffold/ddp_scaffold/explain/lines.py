@@ -21,13 +21,20 @@ FRONT = re.compile(
     r"|\[rank\d+\]:?|\[default\d+\]:|\[\d{1,4}\]:(?=[\s\[A-Z])|\d{1,6}:(?=\s)"
     r"|\[\d+,\d+\]<std(?:err|out)>:"
     r"|[\w.-]+ \[std(?:err|out)\]|[\w.-]+-\d+:(?=\s)|(?:node|worker|pod/)[\w./-]*[:>|](?=\s)"
+    r"|[a-z][a-z0-9-]*\d[a-z0-9-]*:(?=\s)|\d{1,3}(?:\.\d{1,3}){3}:(?=\s)"  # pdsh: host or address
+    r"|\[(?:RANK|[Rr]ank)[:= ]{1,2}\d{1,6}\]:?|\[pod/[\w./-]+\]|[\w.-]+-\d+ +\|(?=\s)"  # the last: docker compose
+    r"|(?:<\w*>\s+)?\[\d{4}-[\dT:. +Z-]+\] +[0-9a-f]{8}(?: +\[rank=\d+\])? +\|\|"  # Determined
+    r"|\[[^\]\[]{0,40}\](?=\s*\[[Rr]ank[:= ])"  # what a logger puts before the rank
+    r"|>(?=\s)"  # quoted
     r")"
 )
+RANK_AT_FRONT = re.compile(r"(?i)\brank[:= ]{0,2}(\d{1,6})\b")  # [rank: 3], [RANK 3], rank3:, (VllmWorker rank=3 pid=7)
 STAMP = re.compile(r"\[?[EWIF](?P<mon>\d{1,2})(?P<day>\d\d) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d\.\d+)")
 DATE = re.compile(
     r"(?P<y>\d{4})[-/](?P<mon>\d\d)[-/](?P<day>\d\d)[T_ ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)"
 )
 IP = re.compile(r"\bip=([\w.:-]+)")
+PDSH = re.compile(r"\s*([a-z][a-z0-9-]*\d[a-z0-9-]*|\d{1,3}(?:\.\d{1,3}){3}):\s?$")
 HOST = re.compile(r"^(?:\[[^\]]*\] )?([A-Za-z][\w.-]*):\d+:\d+ \[")
 MONTH_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month, in a leap year
 
@@ -88,11 +95,11 @@ def parse(text: str) -> Line:
     while (front := FRONT.match(text, at)) and front.end() > at:
         at = front.end()
     head = text[:at]
-    ranks = RANK.findall(text)
+    ranks = RANK.findall(text) or RANK_AT_FRONT.findall(head)
     task, local = TASK.match(head) or TAG.search(head), LOCAL.search(head) or GLUED_LOCAL.search(text)
     address = IP.search(head)
     host = address[1] if address else ""
-    if not host and (named := HOST.match(text[at:].lstrip())):
+    if not host and (named := HOST.match(text[at:].lstrip()) or (None if ranks else PDSH.match(head))):
         host = named[1]
     stamp = STAMP.search(text)
     date = DATE.search(text)

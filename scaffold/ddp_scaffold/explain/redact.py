@@ -293,7 +293,7 @@ def _path(path: str, names: _Names) -> str:
 
 
 def _kept(address: str) -> str | None:
-    return address if address in LOOPBACK else None
+    return address if address in LOOPBACK or address.startswith("127.") else None
 
 
 def _v4(number: int) -> str:

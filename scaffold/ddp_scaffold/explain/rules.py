@@ -16,14 +16,17 @@ from itertools import pairwise
 from .dump_rules import dumps_compared
 from .events import Event
 from .explanation import Confidence, Verdict
-from .facts import Exit, Job, Timeout
+from .facts import Exit, Job, Timeout, aborted
 from .kinds import KINDS
 from .verdicts import name, verdict_of
 
 SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSEGV", -15: "SIGTERM"}
+NUMBERS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 9: "SIGKILL", 10: "SIGUSR1", 12: "SIGUSR2", 15: "SIGTERM"}
+MOST_TASKS = 65_536
+SCHEDULERS = ("pbs", "lsf", "submitit", "kubernetes", "slurm_state")  # events in which one of them tells why
 START = frozenset({"port_in_use", "device_mapping", "launcher_misconfig", "rendezvous_failed", "network_misconfig"})
 # What a process that was ended while others still held it may say: not a first failure once a timeout stands before it.
-LATE = frozenset({"rank_exception", "network_unreachable", "rendezvous_failed", "port_in_use"})
+LATE = frozenset({"rank_exception", "rank_killed", "network_unreachable", "rendezvous_failed", "port_in_use"})
 
 
 def judge(job: Job) -> Verdict:
@@ -85,21 +88,84 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
 
 
 def _other_scheduler(job: Job) -> Verdict | None:
-    """What PBS, LSF and submitit write into the job's output."""
-    for event in (*job.named["pbs"], *job.named["lsf"], *job.named["submitit"]):
+    """What PBS, LSF, submitit and Kubernetes write into the job's output, or tell of its pods."""
+    for event in (event for source in SCHEDULERS for event in job.named[source]):
         why = event.values["why"]
         failed = any(_before(other, event) is not False for _, _, other in job.failures)
-        if ("walltime" in why or "RUNLIMIT" in why or why == "timed-out") and not failed:
+        if (
+            any(word in why for word in ("walltime", "RUNLIMIT", "timed-out", "TIMEOUT", "Deadline", "deadline"))
+            and not failed
+        ):
             summary = "The scheduler has ended the job at its time limit; nothing failed before."
             return verdict_of("time_limit", None, "certain", summary, [event])
         if "PREEMPT" in why.upper() and not failed:
             return verdict_of("preempted", None, "certain", "The scheduler has preempted the job.", [event])
-        if "mem" in why or "MEMLIMIT" in why:
+        if event.values.get("resource", "memory") != "memory":  # of the node: disk, or numbers of processes
+            summary = f"The node had too little {event.values['resource']}, and Kubernetes has evicted the pod."
+            return verdict_of("preempted", None, "likely", summary, [event])
+        if any(word in why for word in ("mem", "MEMLIMIT", "OUT_OF_MEMORY")):
             summary = "The scheduler has ended the job because it used more memory than it had asked for."
             return verdict_of("host_oom_kill", None, "certain", summary, [event])
-        if "SISTER_EOF" in why or "communicate with sister" in why:
+        if any(word in why for word in ("SISTER_EOF", "communicate with sister", "NODE_FAIL")):
             return verdict_of("node_failure", None, "likely", "The scheduler has lost a node of the job.", [event])
     return None
+
+
+def launcher_was_ended(job: Job) -> Verdict | None:
+    """torchrun itself got a signal, before anything failed: a session that was closed, a scheduler, somebody's kill."""
+    for event in job.named["launcher_signal"]:
+        signal = _signal(event)
+        earlier = [other for _, _, other in job.failures] + [other for _, other in (*job.consequences, *job.vague)]
+        earlier += [timeout.event for timeout in job.timeouts]
+        if signal == "SIGINT" or any(
+            other.line != event.line and _before(other, event) is not False for other in earlier
+        ):
+            return None
+        summary = f"The launcher itself was ended by {signal}, from outside, before any rank had failed."
+        if signal != "SIGHUP":
+            return verdict_of("preempted", None, "likely", summary, [event])
+        verdict = verdict_of(
+            "preempted", None, "likely", f"{summary} SIGHUP comes where a terminal is closed.", [event]
+        )
+        return replace(verdict, advice=("start the job in tmux, by nohup, or by a scheduler", *verdict.advice))
+    return None
+
+
+def _signal(event: Event) -> str:
+    """Return the name of the signal that the launcher got, which it prints as a number or as a name."""
+    told = event.values.get("s") or event.values["g"]
+    return NUMBERS.get(int(told), f"signal {told}") if told.isdecimal() else told
+
+
+def interrupted(job: Job) -> Verdict | None:
+    """Somebody has pressed Ctrl-C: what the job did until then, or hung in, the input does not say."""
+    events = [event for event in job.named["launcher_signal"] if _signal(event) == "SIGINT"]
+    if not events or job.timeouts:
+        return None
+    summary = "Somebody has interrupted the launcher (SIGINT). If the job hung, the input does not say in what."
+    needs = ("`py-spy dump` of each rank while it hangs", "the output of all ranks before that line")
+    return verdict_of("unknown", None, "unknown", summary, events[:1], needs=needs)
+
+
+def ranks_were_ended(job: Job) -> Verdict | None:
+    """Ranks say that SIGTERM came, and nothing in the input had failed before, nor does a launcher speak of a rank."""
+    launchers = ("elastic_failed", "launcher_kill", "slurm_task", "deepspeed_exit")
+    events = job.named["rank_signal"]
+    if (
+        not events
+        or job.exits
+        or job.failures
+        or job.timeouts
+        or job.vague
+        or any(job.named[name] for name in launchers)
+    ):
+        return None
+    if any(_before(other, events[0]) is not False for _, other in job.consequences):
+        return None
+    summary = f"The ranks were ended by {events[0].values['s']}, from outside; nothing failed before."
+    return verdict_of(
+        "preempted", None, "likely", summary, events[:2], needs=["the launcher's or the scheduler's output"]
+    )
 
 
 def work_beside_a_barrier(job: Job) -> Verdict | None:
@@ -131,10 +197,14 @@ def first_named_failure(job: Job) -> Verdict | None:
     failures = list(job.failures)
     if job.first_timeout:
         failures = [item for item in failures if item[0] not in LATE or _before(job.first_timeout, item[2]) is not True]
+    if job.exits:  # the launcher's table knows better which process a signal has ended
+        failures = [item for item in failures if item[2].name != "death" or item[1] is not None]
     if not failures:
         return None
-    special = [item for item in failures if item[0] != "rank_exception"]
+    special = [item for item in failures if item[0] != "rank_exception" and item[2].name != "death"]
     kind, rank, event = _earliest(failures)
+    if kind == "rank_killed" and "Actor" in event.text:  # Ray says why below
+        kind, rank, event = next((item for item in special if item[0] == "node_failure"), (kind, rank, event))
     for other in special:  # the sign says more than the exception of the same rank
         if kind == "rank_exception" and other[1] == rank:
             kind, event = other[0], other[2]
@@ -144,16 +214,22 @@ def first_named_failure(job: Job) -> Verdict | None:
         rank = _only_failed(job)
     tasks = _tasks_out_of_memory(job) if kind == "host_oom_kill" else []
     ranks = tasks or _named_ranks(event) or ([rank] if rank is not None else _one(_only_failed(job)))
-    ranks = ranks or [other for what, other, _ in failures if what == kind and other is not None][:1]
+    alike = [(_named_ranks(item) or _one(other)) for what, other, item in failures if what == kind]
+    ranks = ranks or next(filter(None, alike), [])
     nobody = kind in EVERY_RANK_REPORTS or kind == "network_unreachable"  # whose line is written by either end
     if nobody:
         ranks = []
-    stated = kind in CERTAIN and (ranks or kind in START | EVERY_RANK_REPORTS)
+    nothing = "inconsistent 0 params" in event.text  # that rank did not come, or no data get through between GPUs
+    stated = kind in CERTAIN and not nothing and (ranks or kind in START | EVERY_RANK_REPORTS)
     confidence: Confidence = "certain" if stated and _alone(job, kind, ranks, event) else "likely"
     where = "between two hosts" if kind == "network_unreachable" else "all ranks"
     who = name(ranks) if ranks else where if nobody else "a rank that the input does not name"
-    summary = f"{who[0].upper()}{who[1:]}: {_SUMMARIES.get(kind, 'failed first')}."
-    if _named_ranks(event) and rank is not None:
+    what = "its kernel has faulted, by the driver" if "Xid" in event.text else _SUMMARIES["rank_exception"]
+    what = what if kind == "rank_exception" else _SUMMARIES.get(kind, "failed first")
+    summary = f"{who[0].upper()}{who[1:]}: {what}."
+    if nothing:
+        summary = f"Nothing arrived from {name(ranks)}: it did not come, or the GPUs do not exchange data."
+    if _named_ranks(event) and rank is not None and rank not in ranks:
         summary += f" {name([rank]).capitalize()} only reports it."
     needs = [] if ranks or nobody or kind in START else ["which rank wrote that line"]
     same = [item[2] for item in job.failures if item[0] == kind and item[2] is not event]
@@ -196,9 +272,14 @@ def _failed_line(job: Job) -> Verdict | None:
     line = lines[0]
     code = int(line.values["x"])
     what = SIGNALS.get(code, f"exit code {code}")
+    kind = "rank_killed" if code < 0 else "rank_exception"
+    nodes = {event.values["n"] for event in job.named["group_world"]}
+    if nodes == {"1"}:  # then a local rank is a rank
+        ranks = [int(line.values["lr"])]
+        summary = f"{name(ranks).capitalize()} ended by {what}; nothing says why."
+        return verdict_of(kind, ranks, "likely", summary, [line], needs=["dmesg of that host"])
     summary = f"Local rank {line.values['lr']} ended by {what}; the input does not say which rank of the job that is."
     needs = ["the launcher's table of failures", "dmesg of that host"]
-    kind = "rank_killed" if code < 0 else "rank_exception"
     return verdict_of(kind, None, "likely", summary, [line], needs=needs)
 
 
@@ -214,6 +295,24 @@ def _deepspeed(job: Job) -> Verdict | None:
     )
     needs = ["the output of each rank (deepspeed --enable_each_rank_log)", "dmesg of that host"]
     return verdict_of("rank_killed", None, "likely", summary, lines[:1], needs=needs)
+
+
+def task_of_srun(job: Job) -> Verdict | None:
+    """srun's line about the tasks that ended first, where it has started the ranks itself."""
+    if job.exits or job.timeouts or job.named["elastic_failed"] or job.named["launcher_kill"]:
+        return None
+    told = {rank for rank, _ in job.consequences}
+    for event in job.named["slurm_task"]:
+        what, tasks = event.values["what"], _tasks(event)
+        ranks = [task for task in tasks if task not in told]
+        if not ranks or what.startswith(("Terminated", "Out Of Memory")):
+            continue
+        killed = not re.match(r"Exited with exit code (?!13[4-9])\d", what)
+        summary = f"{name(ranks).capitalize()} ended first ({what.strip()}), by srun, whose tasks the ranks seem to be."
+        needs = [f"the output of {name(ranks)}"]
+        kind = "rank_killed" if killed else "rank_exception"
+        return verdict_of(kind, ranks, "likely", summary, [event], needs=needs)
+    return None
 
 
 def different_collectives(job: Job) -> Verdict | None:
@@ -305,14 +404,14 @@ def late_rank(job: Job) -> Verdict | None:
 def silent_ranks(job: Job) -> Verdict | None:
     """Ranks that must exist and say nothing, while all others report a timeout."""
     waiting = {timeout.rank for timeout in job.timeouts if timeout.rank is not None}
-    if not waiting:
+    if not waiting or _came_to_the_first(job):
         return None
     size = job.world_size or max(job.ranks | waiting) + 1
     silent = sorted(set(range(size)) - waiting)
     events = [timeout.event for timeout in job.timeouts[:4]]
     if (
         not silent
-        or len(silent) > max(1, len(waiting))
+        or len(silent) > max(1, len(waiting) - (job.world_size is None))  # of a job whose size nothing tells, fewer
         or (job.world_size is None and len(job.exits) == 0 and len(waiting) < 2)
     ):
         return None
@@ -354,6 +453,16 @@ def all_wait(job: Job) -> Verdict | None:
     who = name(waiting).capitalize() if waiting else "A rank"
     summary = f"{who} waited in {first.collective}; it is a victim, and the input lacks the others."
     return verdict_of("unknown", None, "unknown", summary, events, needs=needs)
+
+
+def _came_to_the_first(job: Job) -> bool:
+    """Tell whether ranks that say nothing may well have come to the first collective: NCCL was ready, with all of them.
+
+    Without `device_id`, torch makes a communicator at the first collective, so that each rank has issued that.
+    """
+    sizes = {event.number("ready") for event in job.named["nccl_ready"]}
+    first = all(timeout.sequence == 1 for timeout in job.timeouts) and len(job.counts) < 2
+    return first and bool(job.timeouts) and sizes == {job.world_size}
 
 
 def unequal_steps(job: Job) -> Verdict | None:
@@ -438,6 +547,80 @@ def heartbeat_alone(job: Job) -> Verdict | None:
     return verdict_of("watchdog_false_positive", ranks or None, "likely", summary, beats, needs=needs)
 
 
+def stalled_operations(job: Job) -> Verdict | None:
+    """Horovod names the ranks that others wait for: they are the culprits only where nothing else is known."""
+    events = job.named["stalled"]
+    if not events:
+        return None
+    ranks = _named_ranks(events[-1])
+    summary = f"{name(ranks).capitalize()} did not submit an operation that the others waited for."
+    needs = [f"the stack (py-spy dump) or the log of {name(ranks)}"]
+    return verdict_of("missing_rank", ranks, "likely", summary, events[-1:], needs=needs)
+
+
+def nccl_failed(job: Job) -> Verdict | None:
+    """NCCL says that it has failed, and nothing of why; where others only miss that rank, it was the first."""
+    if not job.vague:
+        return None
+    rank, event = job.vague[0]
+    failed = {other for other, _ in job.vague}
+    if rank is not None and len(failed) < len({other for other, _ in job.consequences} - failed - {None}):
+        summary = (
+            f"{name([rank]).capitalize()}: a call of NCCL failed there, and the others lost their connection to it."
+        )
+        return verdict_of("rank_exception", [rank], "likely", summary, [event], needs=["a run with NCCL_DEBUG=WARN"])
+    if "hccl" in event.text.lower():
+        summary = "HCCL has failed, and does not say in what."
+        return verdict_of("unknown", None, "unknown", summary, [event], needs=["the logs of CANN of all ranks"])
+    summary = "NCCL has failed, and does not say in what: its own warnings are not in the input."
+    return verdict_of("unknown", None, "unknown", summary, [event], needs=["a run with NCCL_DEBUG=WARN"])
+
+
+def never_started(job: Job) -> Verdict | None:
+    """The last that the log says is that ranks wait for each other at the start, or lost the store there."""
+    lost = [event for _, event in job.consequences]
+    if any("start" not in event.values for event in lost if event.name == "exception"):
+        return None
+    events = [event for event in lost if "start" in event.values] or job.named["start_awaited"]
+    if not events or any(step.file == events[-1].file and step.line > events[-1].line for step in job.named["step"]):
+        return None
+    last = events[-1]
+    size, came = last.number("w"), last.number("n")
+    if size is not None and size == came:
+        return None
+    summary = f"{came} ranks came to the start, of {size}." if size else "A rank did not reach the store at the start."
+    if size and came and came > size:
+        summary = f"{came} ranks have come to a start of {size}: one more than once, or others use the same store."
+    needs = ["the output of the other nodes"]
+    return verdict_of("rendezvous_failed", None, "likely", summary, events[-2:], phase="init", needs=needs)
+
+
+def child_raised(job: Job) -> Verdict | None:
+    """`mp.spawn` names a process that has raised, and the log is cut before its exception."""
+    spawned = [(rank, event) for rank, event in job.hints if event.name == "spawned"]
+    if not spawned or any("launcher" not in event.values for _, event in job.consequences):
+        return None
+    rank, event = spawned[0]
+    who = name([rank]).capitalize() if rank is not None else "A rank"
+    summary = f"{who} raised an exception first; the input lacks its end."
+    return verdict_of("rank_exception", _one(rank), "likely", summary, [event], needs=["its traceback"])
+
+
+def said_in_passing(job: Job) -> Verdict | None:
+    """An error that only a logger's line tells of, or an abort of which nothing says why."""
+    logged = [(rank, event) for rank, event in job.hints if event.name == "logged"]
+    if logged:
+        rank, event = logged[0]
+        who = name([rank]).capitalize() if rank is not None else "A rank"
+        summary = f"{who} has logged an exception."
+        return verdict_of("rank_exception", _one(rank), "likely", summary, [event], needs=["its traceback"])
+    deaths = [event for event in job.named["death"] if aborted(event)]
+    if not deaths or job.timeouts or job.named["thread_ended"] or job.named["heartbeat"]:
+        return None
+    summary = "A process has aborted; what it said before, the input does not have."
+    return verdict_of("rank_killed", _one(deaths[0].origin.rank), "likely", summary, deaths[:2], needs=["its output"])
+
+
 def broken_connections(job: Job) -> Verdict | None:
     """Connections broke, and no rank says why: whoever is absent among those that complain is the suspect."""
     told = {rank for rank, _ in job.consequences if rank is not None}
@@ -476,9 +659,11 @@ def nothing_failed(job: Job) -> Verdict | None:
 RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     told_by_the_project,
     scheduler_ended_it,
+    launcher_was_ended,
     work_beside_a_barrier,
     first_named_failure,
     dead_process,
+    task_of_srun,
     unequal_steps,
     dumps_compared,
     different_collectives,
@@ -491,8 +676,15 @@ RULES: tuple[Callable[[Job], Verdict | None], ...] = (
     heartbeat_stopped,
     all_wait,
     heartbeat_alone,
+    stalled_operations,
+    interrupted,
+    ranks_were_ended,
+    child_raised,
+    nccl_failed,
+    never_started,
     broken_connections,
     nothing_failed,
+    said_in_passing,
 )
 FIRST = re.compile(r"main_process_first|rank_zero_first|main_first|rank0_first|zero_first")
 FIRST_RANKS = re.compile(r"(?:rank \d+ \([^)]*\)(?:, )?)+")  # with their hosts, at the begin of a reason
@@ -569,13 +761,18 @@ def _tasks_out_of_memory(job: Job) -> list[int]:
     """Return the tasks that srun calls out of memory, where it started the ranks itself."""
     if job.exits or job.named["elastic_failed"] or job.named["launcher_kill"]:
         return []
-    ranks: list[int] = []
-    for event in job.named["slurm_task"]:
-        if event.values["what"].startswith("Out Of Memory"):
-            for part in event.values["tasks"].split(","):
-                first, _, last = part.partition("-")
-                ranks += range(int(first), int(last or first) + 1)
-    return ranks
+    events = [event for event in job.named["slurm_task"] if event.values["what"].startswith("Out Of Memory")]
+    return [task for event in events for task in _tasks(event)]
+
+
+def _tasks(event: Event) -> list[int]:
+    """Return the tasks that srun names, as in "0,2-3"; none where one of a range has more than a job has ranks."""
+    tasks: list[int] = []
+    for part in event.values["tasks"].split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and int(last or first) < MOST_TASKS:
+            tasks += range(int(first), int(last or first) + 1)
+    return tasks
 
 
 def _with_setting(job: Job, verdict: Verdict) -> Verdict:
@@ -639,7 +836,7 @@ def _earliest(failures: Sequence[tuple[str, int | None, Event]]) -> tuple[str, i
 
 def _named_ranks(event: Event) -> list[int]:
     """Return the ranks that a message itself calls missing."""
-    return [int(part) for part in re.findall(r"\d+", event.values.get("missing", ""))]
+    return [int(part) for part in re.findall(r"\d+", event.values.get("named", ""))]
 
 
 def _only_failed(job: Job) -> int | None:

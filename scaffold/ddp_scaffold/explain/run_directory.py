@@ -7,7 +7,7 @@ this repeats it and does not judge anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -56,9 +56,9 @@ def _last_end(folder: Path) -> tuple[Record, int, Path]:
                 f"{folder / 'outcome.json'} has a version other than {VERSION}.", "Use a newer ddp-scaffold."
             )
         return outcome, 1, folder / "outcome.json"
-    events = _lines(folder / "attempts.jsonl")
-    if events and events[-1].get("event") == "end":
-        return events[-1], len(events), folder / "attempts.jsonl"
+    last, number = next(reversed(list(_numbered(folder / "attempts.jsonl"))), ({}, 0))
+    if last.get("event") == "end":
+        return last, number, folder / "attempts.jsonl"
     return {}, 0, folder / "attempts.jsonl"
 
 
@@ -220,13 +220,22 @@ def _object(file: Path) -> Record:
 
 def _lines(file: Path) -> list[Record]:
     """Return the JSON objects of a file, one a line; a line that is cut short is left out."""
-    found: list[Record] = []
+    return [content for content, _ in _numbered(file)]
+
+
+def _numbered(file: Path) -> Iterator[tuple[Record, int]]:
+    """Yield the JSON objects of a file, each with the number of its line: those that are cut short count as lines."""
     with suppress(OSError):
         if not file.is_file():
-            return []
+            return
+        number = 1
         with file.open("rb") as stream:
-            while (line := stream.readline(MOST_BYTES)) and len(found) <= MOST_RANKS:
+            for _ in range(MOST_RANKS + 1):
+                line = stream.readline(MOST_BYTES)
+                if not line:
+                    return
                 with suppress(ValueError, RecursionError):
                     content = json.loads(line)
-                    found += [content] if isinstance(content, dict) else []
-    return found
+                    if isinstance(content, dict):
+                        yield content, number
+                number += line.endswith(b"\n")

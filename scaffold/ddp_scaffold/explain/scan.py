@@ -23,8 +23,8 @@ LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byt
 COLOUR = b"m"  # the end of an escape sequence, "\x1b[31m", which stands before a word without a space
 # words that lines of any program may have: no keys, where a marker has another word
 COMMON = frozenset(
-    b"checkpoint complete connect device error failed found gradient gradients group kill last loss memory network peer"
-    b" process rank signal size store time training world".split()
+    b"because checkpoint complete connect device error failed found gradient gradients group kill last loss memory"
+    b" network peer process rank signal size store time training world".split()
 )
 MOST_SHAPES = 50_000
 MOST_ALIKE = 8192  # lines of one shape that are looked at: as many as a job may have ranks in one file

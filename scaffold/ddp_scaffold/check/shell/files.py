@@ -35,7 +35,9 @@ CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  #
 ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
     r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
 )
-GROUPS = re.compile(r"init_process_group|mp\.spawn|multiprocessing\.spawn|tcp://|torch\.distributed")
+GROUPS = re.compile(
+    r"init_process_group|mp\.spawn|torch\.multiprocessing|multiprocessing\.spawn|tcp://|torch\.distributed"
+)
 PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^()\n]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
 PORT_VARIABLE = re.compile(
     r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"

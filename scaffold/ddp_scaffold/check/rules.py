@@ -129,6 +129,12 @@ PYTHON: tuple[Described, ...] = (
         "torchrun starts each rank, each starts a set of processes, and several have the same rank",
     ),
     described(
+        120,
+        "rank-0-name",
+        "a variable that has a value on rank 0 only, and that all ranks use",
+        "the other ranks end with a NameError, and rank 0 waits for them",
+    ),
+    described(
         201, "sampler-missing", "a training loader without a distributed sampler", "every rank reads all samples"
     ),
     described(
@@ -198,6 +204,18 @@ PYTHON: tuple[Described, ...] = (
         "metric-of-one-part",
         "validation that is shared out over the ranks, and a metric that nothing takes together",
         "it was measured on one rank's part of the set",
+    ),
+    described(
+        220,
+        "validation-drops",
+        "a validation loader that leaves the last batch of each rank out",
+        "the metric is one of a part of the set, which depends on the number of ranks",
+    ),
+    described(
+        221,
+        "metric-of-last-batch",
+        "a metric of the last batch of one rank, which is returned or decides what is the best",
+        "the other batches, and the other ranks' parts, do not count",
     ),
     described(
         301,
@@ -294,6 +312,12 @@ PYTHON: tuple[Described, ...] = (
         "each holds memory and connections until the end",
     ),
     described(
+        420,
+        "gloo-on-gpus",
+        "a group of gloo for models on GPUs",
+        "each gradient is copied to the CPU and sent over TCP, at every step",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",
@@ -384,6 +408,18 @@ PYTHON: tuple[Described, ...] = (
         "rendezvous-file-left",
         "ranks that meet in a file which nothing removes",
         "the next run reads the addresses of one that died",
+    ),
+    described(
+        621,
+        "all-ranks-write",
+        "a file of results or a log that every rank opens to write, under one name",
+        "each truncates what another has written, or lines run into each other",
+    ),
+    described(
+        622,
+        "joined-in-order",
+        "ranks that are started as processes and waited for one after the other",
+        "nothing notices that one has died, and the others wait for it",
     ),
 )
 

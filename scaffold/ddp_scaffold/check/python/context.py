@@ -57,7 +57,7 @@ class Context:
         """
         wraps = [module for module in self.program.modules if wraps_ddp(module)]
         numbers = {self.program.component[id(module)] for module in wraps}
-        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self._joins_group(m))
+        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self.joins_group(m))
         waiting = list({id(module): module for module in (*wraps, *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
         while waiting:
@@ -140,7 +140,7 @@ class Context:
                     waiting.append(site.function)
         return False
 
-    def _joins_group(self, module: Module) -> bool:
+    def joins_group(self, module: Module) -> bool:
         """Tell whether a file makes the group, or calls a function of these files that does."""
         for function in module.functions:
             for call in function.calls:

@@ -49,7 +49,9 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
             what = (
                 "waits until the GPU has done everything" if call.name in SYNCHRONIZES else "gives memory back to CUDA"
             )
-            message = f"`{shown(call.node)}` {what}, at every step, on every rank: the CPU cannot run ahead"
+            first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place))
+            ranks = "on rank 0, for which the others wait" if first else "on every rank"
+            message = f"`{shown(call.node)}` {what}, at every step, {ranks}: the CPU cannot run ahead"
             yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
         elif call.name == "torch.distributed.barrier" and not within(call.place):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
@@ -61,9 +63,16 @@ def _each_step(context: Context, call: Call) -> bool:
     return all(
         guard.early != "continue"  # whoever left otherwise makes no more steps
         if guard.early
-        else not _seldom(guard, of_rank=True) and (_is_choice(guard) or context.ranks.guard(call.function, guard))
+        else (_is_choice(guard) and not _seldom(guard, of_rank=True)) or _of_rank_alone(context, call.function, guard)
         for guard in within(call.place)
     )
+
+
+def _of_rank_alone(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition asks for the rank, as `if logger:` where only rank 0 has one, and counts nothing."""
+    if context.ranks.guard(function, guard) is None:
+        return False
+    return isinstance(guard.test, (ast.Name, ast.Attribute)) or not _seldom(guard, of_rank=True)
 
 
 def within(place: Place) -> list[Guard]:
@@ -149,19 +158,36 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for loop, place in function.loops:
-        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and place.loops and not within(place)):
+        if not (isinstance(loop, ast.For) and place.loops and not within(place)):
             continue
-        if not isinstance(loop.iter.func, ast.Attribute) or loop.iter.func.attr not in ("values", "items"):
+        several = _several(loop.iter)
+        if several is None:
             continue
         trains = any(c.last == "backward" and c.place.loops[-1:] == place.loops[-1:] for c in function.calls)
-        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and c.name in REDUCES), None)
+        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and _reduces(context, c)), None)
         if trains and inner is not None and not within(inner.place):
             message = (
-                f"a collective for each value of `{shown(loop.iter.func.value, 30)}`, at every step: each is a round"
+                f"a collective for each value of `{shown(several, 30)}`, at every step: each is a round"
                 " trip of all ranks"
             )
             fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
             yield Found("DDP412", function.module, inner.node, message, fix)
+
+
+def _several(node: ast.expr) -> ast.expr | None:
+    """Return what a loop goes over, if that are values of a dict, or names of losses and metrics."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("values", "items"):
+        return node.func.value
+    named = re.search(r"loss|metric|meter|log|key", dotted(node), re.IGNORECASE)
+    return node if dotted(node) and named and not re.search(r"load", dotted(node)) else None
+
+
+def _reduces(context: Context, call: Call) -> bool:
+    """Tell whether a call is a reduction over the ranks, or a helper that does one for what it is given."""
+    if call.name in REDUCES:
+        return True
+    target = context.program.called(call)
+    return target is not None and not target.loops and any(c.name in REDUCES for c in target.calls)
 
 
 def in_forward(context: Context, function: Function) -> Iterator[Found]:

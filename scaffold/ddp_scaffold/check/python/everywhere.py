@@ -22,17 +22,17 @@ PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 def downloads(context: Context, function: Function) -> Iterator[Found]:
     """Yield data sets that every rank downloads and unpacks into one folder."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
-        if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
+        if not is_constant(keyword(call.node, "download"), True) or not on_every_rank(context, call, 0):
             continue
         alike = [
             c
             for c in context.calls_in_component(function.module, call.last)
             if is_constant(keyword(c.node, "download"), True)
         ]
-        if any(not _on_every_rank(context, c, 0) for c in alike):
+        if any(not on_every_rank(context, c, 0) for c in alike):
             continue  # one rank has been first
         message = (
             f"every rank downloads and unpacks `{call.last}` into the same folder at the same time: a rank may read"
@@ -42,7 +42,7 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP609", function.module, call.node, message, fix)
 
 
-def _of_ranks(context: Context, function: Function) -> bool:
+def ranks_run(context: Context, function: Function) -> bool:
     """Tell whether the ranks run a function: they make data sets, too, and what starts them runs before they do."""
     if not context.plain(function.module) or any(call.name in SPAWN for call in function.calls):
         return False
@@ -53,7 +53,7 @@ def _of_ranks(context: Context, function: Function) -> bool:
 
 def caches(context: Context, function: Function) -> Iterator[Found]:
     """Yield a file that every rank makes if it does not see it, as a cache of prepared data."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for test, _, _ in function.tests:
         looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
@@ -64,7 +64,7 @@ def caches(context: Context, function: Function) -> Iterator[Found]:
             guards = [g.test for g in call.place.guards]
             if test.test not in guards or any(ALONE.search(ast.unparse(guard)) for guard in guards):
                 continue
-            if not _on_every_rank(context, call, 0):
+            if not on_every_rank(context, call, 0):
                 continue
             words = {
                 w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)
@@ -95,14 +95,14 @@ def _writes(call: Call, path: str) -> bool:
     return call.last in ("save", "savez", "tofile", "dump") and path in given
 
 
-def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
+def on_every_rank(context: Context, call: Call, depth: int) -> bool:
     """Tell whether a call stands under no condition of the rank, nor do the calls by which it is reached."""
     if context.ranks.partial(call) is not None or context.ranks.alone(call.function, call.place.guards):
         return False
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
     sites = context.program.sites.get(id(call.function), ())
-    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in sites)
+    return depth > 3 or not sites or any(on_every_rank(context, site, depth + 1) for site in sites)
 
 
 def workers(context: Context, function: Function) -> Iterator[Found]:
@@ -126,12 +126,12 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
 
 def folders(context: Context, function: Function) -> Iterator[Found]:
     """Yield folders that every rank makes if it does not see them: all but the first fail."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
         made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
         made = made or (call.last == "mkdir" and not call.node.args and call.name != "os.mkdir")
-        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not _on_every_rank(context, call, 0):
+        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not on_every_rank(context, call, 0):
             continue
         absent = any(re.search(r"exists\(|isdir\(|is_dir\(", ast.unparse(g.test)) for g in call.place.guards)
         words = {name for value in arguments_of(call.node) for name in names_in(value)}
@@ -146,11 +146,11 @@ def folders(context: Context, function: Function) -> Iterator[Found]:
 
 def logs(context: Context, function: Function) -> Iterator[Found]:
     """Yield TensorBoard and W&B runs that every rank opens, into one folder."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
         named = call.last if call.last == "SummaryWriter" else call.name
-        if named not in WRITERS or not _on_every_rank(context, call, 0) or _in_choice(context, call):
+        if named not in WRITERS or not on_every_rank(context, call, 0) or _in_choice(context, call):
             continue
         words = {name for value in arguments_of(call.node) for name in names_in(value)}
         for name in sorted(words):

@@ -148,9 +148,15 @@ class Program:
             above = folder[: len(root)] == root
             if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in SOURCES or root in self.added):
                 continue
-            if best is None or len(root) > best[0]:
-                best = (len(root), found)
+            # A file of a package that imports its neighbours by dots means one from above without them.
+            depth = -1 if root == folder and root and self._is_in_package(module) else len(root)
+            if best is None or depth > best[0]:
+                best = (depth, found)
         return best[1] if best else None
+
+    def _is_in_package(self, module: Module) -> bool:
+        """Tell whether a file is one of a package: it imports a neighbour by dots."""
+        return any(written.startswith(".") for written, _ in module.relative.values())
 
     def _components(self) -> dict[int, int]:
         """Return a number for each module; those that import each other, directly or not, have the same."""

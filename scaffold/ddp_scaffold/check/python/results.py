@@ -231,13 +231,14 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             ):
                 continue
             loader = _loader_with(function, name)
-            counted = comes_to(context, function, loader, _reduced_on, held_out=True)
+            counted = loader is not None and loader_comes_to(context, function, loader, _reduced_on)
             if counted and not is_constant(keyword(call.node, "drop_last"), True):
                 yield _padded(function, call, f"`{name}`" if name else "the sampler")
             elif (
                 not counted
+                and loader is not None
                 and not _reduces_anywhere(context, function)
-                and comes_to(context, function, loader, _measured_alone, held_out=True)
+                and loader_comes_to(context, function, loader, _measured_alone)
             ):
                 yield _of_one_part(function, call, name)
             continue
@@ -299,11 +300,11 @@ def _measured_alone(context: Context, function: Function, holds: Callable[[ast.e
 def _evaluates(context: Context, function: Function, call: Call, name: str) -> bool:
     """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
     loader = _loader_with(function, name)
-    if not loader or is_constant(keyword(call.node, "drop_last"), True):
+    if loader is None or is_constant(keyword(call.node, "drop_last"), True):
         return False
     if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
         return False
-    return comes_to(context, function, loader, _counted_on, held_out=True)
+    return loader_comes_to(context, function, loader, _counted_on)
 
 
 def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
@@ -313,14 +314,30 @@ def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr]
     )
 
 
-def _loader_with(function: Function, sampler: str) -> str:
-    """Return the name of the loader that is given a sampler."""
+def _loader_with(function: Function, sampler: str) -> Call | None:
+    """Return the loader that is given a sampler, unless it leaves out what the sampler has repeated."""
     for call in function.calls:
         given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
         if given is not None and sampler and sampler in _names(given):
             chosen = isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test)
-            return "" if chosen or is_constant(keyword(call.node, "drop_last"), True) else _assigned(function, call)
-    return ""
+            return None if chosen or is_constant(keyword(call.node, "drop_last"), True) else call
+    return None
+
+
+def loader_comes_to(context: Context, function: Function, loader: Call, end: End) -> bool:
+    """Tell whether a loader comes to an `end` of validation, under its name or as what a function returns."""
+    if name := _assigned(function, loader):
+        return comes_to(context, function, name, end, held_out=True)
+    if not any(isinstance(e.node, ast.Return) and e.node.value is loader.node for e in function.exits):
+        return False
+    for site in context.program.sites.get(id(function), ()):
+        names = [n for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
+        if any(
+            HELD_OUT.search(n.rpartition(".")[2]) and comes_to(context, site.function, n, end, held_out=True)
+            for n in names
+        ):
+            return True
+    return False
 
 
 def _warns(function: Function) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, arguments_of, dotted, keyword, last_of, names_in, shown
+from .module import Assignment, Call, Function, arguments_of, default_of, dotted, keyword, last_of, names_in, shown
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
@@ -19,6 +19,15 @@ STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
+# What makes an object that torch.load refuses: what that is, and what to save instead.
+OBJECTS = {
+    "numpy.random.get_state": ("the state of numpy's generator, a tuple with an array,", "list({0}[1])"),
+    "datetime.datetime.now": ("a datetime", "{0}.isoformat()"),
+    "datetime.timedelta": ("a timedelta", "{0}.total_seconds()"),
+    "collections.defaultdict": ("a defaultdict", "dict({0})"),
+    "pathlib.Path": ("a Path", "str({0})"),
+    "collections.deque": ("a deque", "list({0})"),
+}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
 HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
 ALLOWED = re.compile(r"safe_globals")
@@ -226,6 +235,8 @@ def _apart(call: Call, other: Call) -> bool:
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
+    if any(_is_state(context, where, value) for where, value in _given_by(context, function, node)):
+        return True
     if any(isinstance(k, ast.Constant) and STATE.search(str(k.value)) for k, _ in _put_in(function, dotted(node))):
         return True
     values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
@@ -238,13 +249,25 @@ def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     return False
 
 
+def _given_by(context: Context, function: Function, node: ast.expr) -> list[tuple[Function, ast.expr]]:
+    """Return what the callers of a function give for a parameter, each with the caller."""
+    if not isinstance(node, ast.Name) or node.id not in function.parameters or node.id in function.assignments:
+        return []
+    sites = [site for site in context.program.sites.get(id(function), ()) if site.function is not function]
+    given = [(site.function, argument(site, function, node.id)) for site in sites]
+    return [(where, value) for where, value in given if value is not None]
+
+
 def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
     """Return the file name at the end of a path that no step or epoch changes, or None."""
     if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
         sites = context.program.sites.get(id(function), ())
         given = [argument(site, function, node.id) for site in sites] if depth < 3 else []
+        default = default_of(function, node.id)
         found = {
-            _constant_path(context, site.function, value, depth + 1) if value is not None else None
+            _constant_path(context, site.function, value, depth + 1)
+            if value is not None
+            else (_constant_path(context, function, default, depth + 1) if default is not None else None)
             for site, value in zip(sites, given, strict=False)
         }
         return found.pop() if len(found) == 1 else None
@@ -319,9 +342,14 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
             nodes = [n for statement in handler.body for n in walk_body(statement)]
             ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
             again = any(isinstance(n, ast.Call) and last_of(n) in ("load", *LOADS) for n in nodes)
-            if ends or again or not types & {"Exception", "BaseException", "RuntimeError"}:
+            optimizer = load.last == "load_state_dict" and re.search(r"optim|sched", dotted(load.node.func).lower())
+            broad = {"Exception", "BaseException", "RuntimeError", *(("ValueError", "KeyError") if optimizer else ())}
+            if ends or again or not types & broad:
                 continue
             if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
+                continue
+            if optimizer:
+                yield _anew(function, handler, load)
                 continue
             message = (
                 f"a rank on which `{shown(load.node.func)}` fails begins again, while the others resume:"
@@ -334,6 +362,15 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         message = "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
         fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
         yield Found("DDP304", function.module, newer, message, fix)
+
+
+def _anew(function: Function, handler: ast.ExceptHandler, load: Call) -> Found:
+    message = (
+        f"where `{shown(load.node.func)}` fails, training goes on with a new state: moments and learning rate begin"
+        " again, on each rank by itself, and the run looks as one that was resumed"
+    )
+    fix = "let the error end the job; begin anew only where the user asks for it"
+    return Found("DDP303", function.module, handler, message, fix)
 
 
 def _loads_checkpoint(function: Function, call: Call) -> bool:
@@ -388,13 +425,22 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             node,
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
-        for value in values:
-            pairs: list[tuple[ast.expr | None, ast.expr]] = _put_in(function, dotted(node))
-            if isinstance(value, ast.Dict):
-                pairs += list(zip(value.keys, value.values, strict=True))
-            elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
-                pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
-            yield from _refused(context, function, pairs, strict[0])
+        yield from _refused(context, function, [*_put_in(function, dotted(node)), *_pairs(values)], strict[0])
+        for where, value in _given_by(context, function, node):
+            named = dotted(value)
+            made = [a.value for a in context.program.assigned(where, named) if named and a.value is not None]
+            yield from _refused(context, where, [*_put_in(where, named), *_pairs([value, *made])], strict[0])
+
+
+def _pairs(values: list[ast.expr]) -> list[tuple[ast.expr | None, ast.expr]]:
+    """Return the keys and values of dicts that are written down."""
+    found: list[tuple[ast.expr | None, ast.expr]] = []
+    for value in values:
+        if isinstance(value, ast.Dict):
+            found += list(zip(value.keys, value.values, strict=True))
+        elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
+            found += [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
+    return found
 
 
 def _refused(
@@ -410,6 +456,8 @@ def _refused(
             (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
         ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
+        elif (other := _other_object(context, function, held)) is not None:
+            what, instead = other
         elif _is_array(context, function, held):
             what, instead = "an array of numpy", f"torch.from_numpy({shown(held, 30)})"
         elif _is_of_numpy(context, function, held):
@@ -422,6 +470,16 @@ def _refused(
         )
         fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
         yield Found("DDP305", function.module, held, message, fix)
+
+
+def _other_object(context: Context, function: Function, node: ast.expr) -> tuple[str, str] | None:
+    """Return what an object is that torch.load refuses, by the call that makes it, and what to save instead."""
+    values = [a.value for a in context.program.assigned(function, dotted(node)) if dotted(node)] or [node]
+    made = {function.module.full_name(v.func) if isinstance(v, ast.Call) else "" for v in values}
+    if len(made) != 1:
+        return None
+    what, instead = OBJECTS.get(made.pop(), ("", ""))
+    return (what, instead.format(shown(node, 30))) if what else None
 
 
 def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
@@ -446,13 +504,25 @@ def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, de
         name = function.module.full_name(node.func)
         if name.startswith("numpy.") and name.rpartition(".")[2] in NUMPY and name.count(".") == 1:
             return not any(word.arg in ("axis", "keepdims") for word in node.keywords) and len(node.args) == 1
+        if _of_array(context, function, node):
+            return True
         if name in ("max", "min"):
             return any(_is_of_numpy(context, function, arg, depth + 1) for arg in node.args)
         return _returns_numpy(context, function, node, None, depth)
     if isinstance(node, ast.Name) and node.id not in function.parameters:
         found = function.assignments.get(node.id, ())
         return any(_assigns_numpy(context, function, one, node.id, depth) for one in found)
+    if isinstance(node, ast.Attribute) and dotted(node).startswith("self.") and function.of_class is not None:
+        kept = [(m, one) for m in function.of_class.methods.values() for one in m.assignments.get(dotted(node), ())]
+        return any(_assigns_numpy(context, method, one, dotted(node), depth) for method, one in kept)
     return False
+
+
+def _of_array(context: Context, function: Function, node: ast.Call) -> bool:
+    """Tell whether a call is the mean, the maximum or the like of an array of numpy, over all of it."""
+    if not isinstance(node.func, ast.Attribute) or node.args or node.keywords:
+        return False
+    return node.func.attr in NUMPY - {"float64", "float32"} and _is_array(context, function, node.func.value)
 
 
 def _assigns_numpy(context: Context, function: Function, assignment: Assignment, name: str, depth: int) -> bool:

@@ -311,6 +311,8 @@ def test_error_handling_is_off_for_cuda_graphs() -> None:
         ('"tcp://localhost:54321"', ["DDP652"]),
         ("'tcp://127.0.0.1:23456'", ["DDP651"]),
         ('f"tcp://localhost:{random.randint(20000, 60000)}"', ["DDP652"]),
+        ("'tcp://127.0.0.1:123' + str(random.randint(0, 9))", ["DDP652"]),
+        ("'tcp://127.0.0.1:123' + str(job % 100)", []),
         ('f"tcp://localhost:{port}"', []),
         ('"tcp://224.66.41.62:23456"', []),
         ('"env://"', []),
@@ -337,6 +339,21 @@ def test_ports_of_options_and_variables(line: str, rules: list[str]) -> None:
     text = f'import os\n{line}\ndist.init_process_group("nccl")\n'
     assert [one.rule for one in found_in(train__py=text)] == rules
     assert found_in(serve__py=f"import os\n{line}\n") == []  # no group of torch
+
+
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ('  dist_url: "tcp://localhost:54321"', ["DDP652"]),
+        ("init_method: tcp://127.0.0.1:23456", ["DDP651"]),
+        ("master_port: 29500", ["DDP651"]),
+        ("dist_url: env://", []),
+        ("dist_url: tcp://10.0.0.1:23456", []),
+        ("# dist_url: tcp://localhost:23456", []),
+    ],
+)
+def test_ports_of_settings(line: str, rules: list[str]) -> None:
+    assert [one.rule for one in found_in(default__yaml=f"train:\n{line}\n")] == rules
 
 
 def test_a_program_that_requeues_itself() -> None:

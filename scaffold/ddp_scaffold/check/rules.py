@@ -255,6 +255,12 @@ PYTHON: tuple[Described, ...] = (
         "a kill in between leaves neither",
     ),
     described(
+        310,
+        "optimizer-not-saved",
+        "checkpoints from which training goes on, without the optimizer's state",
+        "each resume begins with moments of zero",
+    ),
+    described(
         401,
         "item-per-step",
         "item() of the loss at every step, or a test of it",
@@ -420,6 +426,12 @@ PYTHON: tuple[Described, ...] = (
         "joined-in-order",
         "ranks that are started as processes and waited for one after the other",
         "nothing notices that one has died, and the others wait for it",
+    ),
+    described(
+        623,
+        "set-epoch-late",
+        "set_epoch within the loop over the loader",
+        "the order of the epoch is drawn before, so it counts from the next one on",
     ),
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .doubts import Doubts
-from .effects import DDP, Effects
+from .effects import CERTAIN, DDP, DIST, Effects
 from .module import Call, Function, Module, Place, names_in
 from .program import Program
 from .ranks import Ranks
@@ -152,8 +152,14 @@ class Context:
     def _joins(self, module: Module) -> bool:
         if id(module) not in self._joined:
             made = any(c.last == INIT for function in module.functions for c in function.calls)
-            self._joined[id(module)] = made or wraps_ddp(module)
+            self._joined[id(module)] = made or wraps_ddp(module) or (self.joins_group(module) and self._needs(module))
         return self._joined[id(module)]
+
+    def _needs(self, module: Module) -> bool:
+        """Tell whether a program that makes the group by a helper uses it: for a DDP model, or by a collective."""
+        if any(wraps_ddp(target) for target in self.program.imports_of(module)):
+            return True
+        return any(c.name.startswith(DIST) and c.last in CERTAIN for f in module.functions for c in f.calls)
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""

@@ -16,7 +16,7 @@ PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
 MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
-PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
+PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
 
 

@@ -126,6 +126,8 @@ class Ranks:
             return any(sides) if isinstance(test.op, ast.And) is holds else all(sides)
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             op, right = type(test.ops[0]), ast.unparse(test.comparators[0])
+            if isinstance(test.left, ast.Constant) and test.left.value in RANK_VARIABLES:  # no launcher has set it
+                return right.endswith("environ") and op is (ast.NotIn if holds else ast.In)
             last = dotted(test.left.func if isinstance(test.left, ast.Call) else test.left).rpartition(".")[2]
             if COUNT.fullmatch(last):
                 one = {("1", ast.Eq), ("1", ast.LtE), ("2", ast.Lt)}

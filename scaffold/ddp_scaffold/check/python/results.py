@@ -366,7 +366,8 @@ def _inline(function: Function, call: Call) -> bool:
 def _epochs(context: Context, function: Function) -> bool:
     """Tell whether a file that is connected with this one loops over epochs."""
     return any(
-        isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place))
+        _yields_again(loop)
+        or (isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place)))
         for module in context.in_component(function.module)
         for other in module.functions
         for loop, place in other.loops
@@ -377,6 +378,14 @@ def _endless(loop: ast.For, place: Place) -> bool:
     """Tell whether a loop goes over data again and again: `while True: for batch in loader:`."""
     around = place.loops[-1] if place.loops else None
     return isinstance(around, ast.While) and re.search(r"load|data", ast.unparse(loop.iter).lower()) is not None
+
+
+def _yields_again(loop: ast.stmt) -> bool:
+    """Tell whether a loop without end gives out a loader again and again: `while True: yield from loader`."""
+    if not (isinstance(loop, ast.While) and is_constant(loop.test, True)):
+        return False
+    given = [s.value.value for s in loop.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.YieldFrom)]
+    return any(re.search(r"load|data", ast.unparse(one).lower()) for one in given)
 
 
 def past_ddp(context: Context, function: Function) -> Iterator[Found]:
@@ -711,7 +720,7 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
 
 
 def _seeds(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed"))
+    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed")) and bool(node.args)
 
 
 def _constant_seed(seed: ast.AST, target: Function | None) -> bool:

@@ -5,10 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, arguments_of, default_of, dotted, keyword, last_of, names_in, shown
+from .module import (
+    Assignment,
+    Call,
+    Function,
+    Module,
+    arguments_of,
+    default_of,
+    dotted,
+    keyword,
+    last_of,
+    names_in,
+    shown,
+)
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
@@ -38,6 +51,14 @@ NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
     r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
+OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
+ELSEWHERE = re.compile(
+    r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
+)
+ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNORECASE)
+COUNTER = re.compile(r"(?:start|resume|init|begin|last|current)_?(?:epoch|step|iter\w*)")
+BY_LAUNCHER = re.compile(r"init_method\s*=\s*[\"']env://")
+ONE_NODE = re.compile(r"mp\.spawn|multiprocessing\.spawn|MASTER_ADDR[\"']\]\s*=")
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
@@ -97,8 +118,10 @@ def _first_of_node(test: ast.expr) -> bool:
 
 
 def _has_nodes(context: Context, function: Function) -> bool:
-    """Tell whether a program is made for several nodes: it tells the rank of all from the one within a node."""
-    return context.says(function.module, NODES)
+    """Tell whether a program may run on several nodes: it tells the rank of all from the local one, or a launcher."""
+    if context.says(function.module, NODES):
+        return True
+    return context.says(function.module, BY_LAUNCHER) and not context.says(function.module, ONE_NODE)
 
 
 def _save_within(context: Context, call: Call, depth: int = 0) -> Call | None:
@@ -334,14 +357,16 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, _ in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        load = next((c for c in inner if c.last in LOADS or _loads_checkpoint(function, c)), None)
+        load = next(
+            (c for c in inner if c.last in LOADS or _loads_checkpoint(function, c) or _loads_within(context, c)), None
+        )
         if load is None or any(c.last == "backward" for c in inner):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]
             ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
-            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", *LOADS) for n in nodes)
+            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", load.last, *LOADS) for n in nodes)
             optimizer = load.last == "load_state_dict" and re.search(r"optim|sched", dotted(load.node.func).lower())
             broad = {"Exception", "BaseException", "RuntimeError", *(("ValueError", "KeyError") if optimizer else ())}
             if ends or again or not types & broad:
@@ -364,6 +389,14 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP304", function.module, newer, message, fix)
 
 
+def _loads_within(context: Context, call: Call) -> bool:
+    """Tell whether a call runs a function of these files that loads a file into a model."""
+    target = context.program.called(call)
+    if target is None or re.search(r"data|token|vocab|embed", target.name.lower()):
+        return False
+    return {"torch.load"} <= {c.name for c in target.calls} and any(c.last == "load_state_dict" for c in target.calls)
+
+
 def _anew(function: Function, handler: ast.ExceptHandler, load: Call) -> Found:
     message = (
         f"where `{shown(load.node.func)}` fails, training goes on with a new state: moments and learning rate begin"
@@ -383,7 +416,7 @@ def _loads_checkpoint(function: Function, call: Call) -> bool:
 
 def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     """Yield `names[-1]` of checkpoints that are listed and sorted by name."""
-    listed = {
+    listed: dict[str, str] = {
         name: " ".join(ast.unparse(a.value) for a in found if a.value is not None)
         for name, found in function.assignments.items()
         if any(a.value is not None and re.search(r"glob\(|listdir\(|iterdir\(", ast.unparse(a.value)) for a in found)
@@ -393,10 +426,12 @@ def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     parts = (part for statement in getattr(function.node, "body", ()) for part in walk_body(statement))
     last = [part for part in parts if isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"]
     for part in sorted(last, key=lambda one: one.lineno):
-        name = dotted(part.value)
+        inner = part.value
+        at_once = isinstance(inner, ast.Call) and last_of(inner) in ("sorted", "sort", "natsorted")
+        name = dotted(inner.args[0]) if isinstance(inner, ast.Call) and inner.args else dotted(inner)
         text = listed.get(name, "")
-        ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
-        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text):
+        ordered = at_once or "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text, re.IGNORECASE):
             yield part
             return
 
@@ -589,5 +624,63 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
+def without_optimizer(context: Context, function: Function) -> Iterator[Found]:
+    """Yield checkpoints from which training goes on, in a program that never saves the optimizer's state."""
+    if not context.plain(function.module):
+        return
+    saved = context.calls_in_component(function.module, "state_dict")
+    if not saved or any(OPTIMIZER.search(ast.unparse(c.node.func).lower()) for c in saved):
+        return
+    if context.says(function.module, ELSEWHERE) or not context.says(function.module, ADAPTIVE):
+        return
+    for call in function.calls:
+        if call.name != "torch.save" or len(call.node.args) < 2 or not _repeats(context, call, 0):
+            continue
+        start = _goes_on_from(context, function)
+        if start is None:
+            continue
+        line = start.module.position(start.node.lineno)[1]
+        message = (
+            f"no checkpoint has the optimizer's state, and {start.module.file.path} line {line} goes on from one: each"
+            " resume begins with moments of zero"
+        )
+        fix = 'save {"model": ..., "optimizer": optimizer.state_dict()}, and load both'
+        yield Found("DDP310", function.module, call.node, message, fix)
+        return
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run takes up its counter from a checkpoint."""
+
+    module: Module
+    node: ast.stmt
+
+
+def _goes_on_from(context: Context, function: Function) -> _Start | None:
+    """Return where a counter of steps or epochs is set from a checkpoint, or from its name."""
+    here = function.module
+    near = [m for m in context.in_component(here) if here in context.program.imports_of(m)]
+    for module in (here, *context.program.imports_of(here), *near):
+        for other in module.functions:
+            for name, found in other.assignments.items():
+                if not COUNTER.fullmatch(name.rpartition(".")[2]):
+                    continue
+                for one in found:
+                    text = ast.unparse(one.value) if one.value is not None else ""
+                    if re.search(r"(?:ckpt|checkpoint|state\w*|resume\w*|path|file\w*)\b", text) and (
+                        re.search(r"\[['\"](?:epoch|step|iter)|\bint\(|from_filename|parse_\w+\(", text)
+                    ):
+                        return _Start(module, one.node)
+    return None
+
+
 RULES = (in_place,)
-OF_RANKS = (all_ranks, each_node, removed_first, guesses, not_loadable)  # only where several ranks run the file
+OF_RANKS = (
+    all_ranks,
+    each_node,
+    removed_first,
+    guesses,
+    not_loadable,
+    without_optimizer,
+)  # only where several ranks run the file

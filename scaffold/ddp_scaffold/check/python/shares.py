@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Function, Place, dotted, is_constant, keyword, names_in
+from .module import Assignment, Function, Place, dotted, is_constant, keyword, names_in, shown
 from .results import EVALUATES, HELD_OUT, TRAIN, loader_comes_to
 
 MEASURED = re.compile(r"(?:.*_)?(?:loss|acc|accuracy|metric|score|error|err|ppl|iou|miou|psnr|mae|rmse|auc)\d?(?:_.*)?")
@@ -150,5 +150,22 @@ def _starts_with_call(function: Function, name: str, loop: ast.For) -> bool:
     return bool(values) and all(isinstance(value, (ast.Call, ast.BinOp)) for value in values)
 
 
+def late_epochs(context: Context, function: Function) -> Iterator[Found]:
+    """Yield set_epoch within the loop over the loader, which has drawn its order by then."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        loop = call.place.loops[-1] if call.last == "set_epoch" and call.place.loops else None
+        if not isinstance(loop, ast.For) or len(call.place.loops) < 2 or not _over_batches(loop):
+            continue
+        owner = shown(call.node.func, 40).rpartition(".")[0]
+        message = (
+            f"the loader has drawn its order before this line is reached: `{owner}` hears of each epoch one too late,"
+            " so the first two have the same order on every rank"
+        )
+        fix = f"call `{shown(call.node, 50)}` before the loop in line {function.module.position(loop.lineno)[1]}"
+        yield Found("DDP623", function.module, call.node, message, fix)
+
+
 RULES = ()
-OF_RANKS = (dropped, last_batch)  # only where several ranks run the file
+OF_RANKS = (dropped, last_batch, late_epochs)  # only where several ranks run the file

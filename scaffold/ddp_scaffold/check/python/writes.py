@@ -19,6 +19,7 @@ JOINS = {"os.path.join", "str", "os.path.abspath", "os.path.realpath", "os.path.
 JOINS |= {"pathlib.Path", "os.fspath", "os.path.basename", "os.path.normpath"}
 NAMES_NEWEST = re.compile(r"(?:last|latest|newest)\w*(?:\.\w+)?|checkpoint(?:\.txt|\.json)?", re.IGNORECASE)
 EXISTS = re.compile(r"exists\(|isfile\(|is_file\(")
+ONE_FIRST = re.compile(r"main_process_first|local_main_first|FileLock|rank_zero_first|distributed_zero_first")
 STARTERS = ("spawn", "start_processes", "Process")
 MAX_DEPTH = 4
 
@@ -169,6 +170,29 @@ def _counts(node: ast.Call) -> bool:
     return dotted(node.func) == "range" and not any(OWN.search(name) for name in names_in(node))
 
 
+def prepared(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data that every rank prepares for itself with `datasets` of Hugging Face, all of it."""
+    if not ranks_run(context, function) or not _imports_datasets(function):
+        return
+    for call in function.calls:
+        maps = call.last == "map" and keyword(call.node, "num_proc") is not None
+        if not maps or context.ranks.partial_place(function, call.place) or not _undecided_by_rank(call):
+            continue
+        if context.says(function.module, ONE_FIRST) or not _all_callers(context, function, 0):
+            continue
+        message = (
+            f"every rank runs `{shown(call.node.func, 40)}` over all samples, with num_proc processes each: the same"
+            " work is done once a rank at the same time, and the CPUs of the node are shared"
+        )
+        fix = "prepare the data before the job, or on rank 0 first while the others wait, and load it from its cache"
+        yield Found("DDP614", function.module, call.node, message, fix)
+        return
+
+
+def _imports_datasets(function: Function) -> bool:
+    return any(written.partition(".")[0] == "datasets" for written, _ in function.module.relative.values())
+
+
 def pointers(context: Context, function: Function) -> Iterator[Found]:
     """Yield a file that names the newest checkpoint, and is overwritten in place: a kill leaves it empty."""
     if not context.plain(function.module) or any(c.name in RENAMES for c in function.calls):
@@ -222,4 +246,4 @@ def _is_read(context: Context, function: Function, text: str, key: str) -> bool:
 
 
 RULES = ()
-OF_RANKS = (by_all, pointers)  # only where several ranks run the file
+OF_RANKS = (by_all, pointers, prepared)  # only where several ranks run the file

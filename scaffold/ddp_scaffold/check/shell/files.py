@@ -33,7 +33,13 @@ MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]
 SETS = re.compile(r"environ|putenv|update")
 CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
 ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
-    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
+    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"'](?!\s*\+)|\{?(?:np\.)?random\.\w+\([^\"'\n]*"
+    r"|\d*[\"']\s*\+\s*str\(\s*(?:np\.)?random\.)"
+)
+ADDRESS_OF_SETTINGS = re.compile(
+    r"^[ \t]*[\"']?(?:\w*dist_?url|\w*init_method|master_port|dist_port)[\"']?\s*:\s*[\"']?"
+    r"(?:tcp://(?:localhost|127\.0\.0\.1):)?(\d{4,5})\b",
+    re.MULTILINE | re.IGNORECASE,
 )
 GROUPS = re.compile(
     r"init_process_group|mp\.spawn|torch\.multiprocessing|multiprocessing\.spawn|tcp://|torch\.distributed"
@@ -63,7 +69,9 @@ def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -
             found += _python(file, project)
         if file.kind == "python":
             found += _in_python(file)
-        elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
+        if file.kind == "yaml":
+            found += _in_settings(file)
+        if file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     texts = {file.path: file.text for file in files if VENDOR.search(file.text)}
     return sorted({one for one in found if not (one.rule in CHOSEN and one.file in texts)})
@@ -217,6 +225,20 @@ def _in_python(file: SourceFile) -> Iterator[Finding]:
             message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
             fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."
             yield finding("DDP353", _place_of(file, match.start()), message, fix)
+
+
+def _in_settings(file: SourceFile) -> Iterator[Finding]:
+    """Ports that are written down in the settings of a program, in YAML."""
+    for match in ADDRESS_OF_SETTINGS.finditer(file.text):
+        port, where = match.group(1), _place_of(file, match.start(1))
+        if int(port) in EPHEMERAL:
+            message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+            yield finding("DDP652", where, message, "Make it from the job, below 32768.")
+        else:
+            message = (
+                f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+            )
+            yield finding("DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node.")
 
 
 def _is_used(text: str, start: int) -> bool:

@@ -362,3 +362,10 @@ def test_a_program_that_requeues_itself() -> None:
     assert [(one.rule, one.line) for one in found_in(train__py=used)] == [("DDP353", 3)]
     assert found_in(train__py=text.replace("{use}", "")) == []  # nothing installs it
     assert found_in(train__py=used + "if int(os.environ['SLURM_RESTART_COUNT']) > 3: raise SystemExit\n") == []
+
+
+def test_a_requeue_by_a_variable_that_another_file_calls() -> None:
+    text = "import os\ndef again():\n    command = 'scontrol requeue ' + JOB\n    os.system(command)\n"
+    used = found_in(slurm__py=text, train__py="from slurm import again\nagain()\n")
+    assert [(one.file, one.rule, one.line) for one in used] == [("slurm.py", "DDP353", 3)]
+    assert found_in(slurm__py=text, train__py="import slurm\n") == []

@@ -324,6 +324,12 @@ PYTHON: tuple[Described, ...] = (
         "each gradient is copied to the CPU and sent over TCP, at every step",
     ),
     described(
+        421,
+        "validation-on-every-rank",
+        "a validation set that every rank goes over from beginning to end",
+        "n ranks take as long for it as one",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",

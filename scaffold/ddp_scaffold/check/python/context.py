@@ -10,7 +10,7 @@ from functools import cached_property
 
 from .doubts import Doubts
 from .effects import CERTAIN, DDP, DIST, Effects
-from .module import Call, Function, Module, Place, names_in
+from .module import Call, Function, Module, Place, keyword, names_in
 from .program import Program
 from .ranks import Ranks
 
@@ -117,6 +117,18 @@ class Context:
         if key not in self._said:
             self._said[key] = any(pattern.search(other.file.text) for other in self.in_component(module))
         return self._said[key]
+
+    def default_of(self, module: Module, node: ast.expr) -> ast.expr:
+        """Return the default of an option for `args.name`, as add_argument gives it; else the expression itself."""
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+            return node
+        wanted = {f"--{node.attr}", f"--{node.attr.replace('_', '-')}"}
+        for call in self.calls_in_component(module, "add_argument"):
+            names = {a.value for a in call.node.args if isinstance(a, ast.Constant)}
+            value = keyword(call.node, "default") if names & wanted else None
+            if value is not None:
+                return value
+        return node
 
     def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
         """Tell whether a pattern is found in the text of a file, or of one that it imports."""

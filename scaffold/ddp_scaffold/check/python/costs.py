@@ -61,10 +61,20 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
 def _each_step(context: Context, call: Call) -> bool:
     """Tell whether a call is made at each step: under no condition, or under those of options and of the rank."""
     return all(
-        guard.early != "continue"  # whoever left otherwise makes no more steps
+        (guard.early != "continue" or _skips_steps(call, guard))  # whoever left otherwise makes no more steps
         if guard.early
         else (_is_choice(guard) and not _seldom(guard, of_rank=True)) or _of_rank_alone(context, call.function, guard)
         for guard in within(call.place)
+    )
+
+
+def _skips_steps(call: Call, guard: Guard) -> bool:
+    """Tell whether a turn that is left early is no step: backward stands behind the same condition."""
+    return any(
+        c.last == "backward"
+        and c.place.loops[-1:] == call.place.loops[-1:]
+        and any(g.test is guard.test for g in c.place.guards)
+        for c in call.function.calls
     )
 
 

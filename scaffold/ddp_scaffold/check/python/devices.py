@@ -14,7 +14,8 @@ WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
-MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+MASKS = re.compile(r"^[^#\n]*CUDA_VISIBLE_DEVICES", re.MULTILINE)
+LOCAL_RANK, ON_GPU = re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
@@ -47,7 +48,7 @@ def first_gpu(context: Context, function: Function) -> Iterator[Found]:
 
 
 def _masked(context: Context, function: Function) -> bool:
-    """Tell whether each rank may see one GPU only."""
+    """Tell whether each rank may see one GPU only: whether code, and no comment, sets the variable for that."""
     return context.says(function.module, MASKS)
 
 
@@ -189,6 +190,7 @@ def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
     """
     for call in function.calls:
         given = keyword(call.node, "init_method") if call.name == INIT else None
+        given = context.default_of(function.module, given) if given is not None else None
         if given is None or not ast.unparse(given).lstrip("f").startswith(("'file://", '"file://')):
             continue
         if not context.says(function.module, REMOVED):

@@ -30,7 +30,7 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
         alike = [
             c
             for c in context.calls_in_component(function.module, call.last)
-            if is_constant(keyword(c.node, "download"), True)
+            if is_constant(keyword(c.node, "download"), True) and context.run_by_ranks(c.function)
         ]
         if any(not on_every_rank(context, c, 0) for c in alike):
             continue  # one rank has been first
@@ -101,6 +101,8 @@ def on_every_rank(context: Context, call: Call, depth: int) -> bool:
         return False
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
+    if isinstance(call.function.node, ast.Module) and not context.run_by_ranks(call.function):
+        return False  # a program of one process, which has a function in common with the ranks
     sites = context.program.sites.get(id(call.function), ())
     return depth > 3 or not sites or any(on_every_rank(context, site, depth + 1) for site in sites)
 
@@ -111,6 +113,8 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         given = keyword(call.node, "num_workers") if call.last == "DataLoader" else None
+        if call.last == "Pool" and call.node.args and ranks_run(context, function) and on_every_rank(context, call, 0):
+            given = call.node.args[0]
         if given is None:
             continue
         values = [given, *(a.value for a in context.program.assigned(function, dotted(given)) if dotted(given))]

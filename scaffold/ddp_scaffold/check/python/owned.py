@@ -117,14 +117,22 @@ def on_gpus_by_gloo(context: Context, function: Function) -> Iterator[Found]:
             c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
         ]
         given = [keyword(c.node, "device_ids") for c in wraps]
-        placed = any(isinstance(one, ast.List) and one.elts for one in given)
-        if placed and all(is_constant(backend, "gloo") for backend in backends):
+        placed = any(isinstance(one, ast.List) and one.elts for one in given) or any(_on_gpu(c) for c in wraps)
+        chosen = [context.default_of(function.module, one) if one is not None else None for one in backends]
+        if placed and all(is_constant(backend, "gloo") for backend in chosen):
             message = (
-                "the models are on GPUs (device_ids), and gloo copies each gradient to the CPU and sends it over TCP"
+                "the models are on GPUs, and gloo copies each gradient to the CPU and sends it over TCP"
                 " sockets, at every step: NCCL sends it from GPU to GPU"
             )
             fix = 'write backend="nccl", and make a second group with gloo for objects on the CPU'
             yield Found("DDP420", function.module, call.node, message, fix)
+
+
+def _on_gpu(call: Call) -> bool:
+    """Tell whether a model was moved to a GPU before DDP wraps it: `model.cuda()`."""
+    name = dotted(call.node.args[0]) if call.node.args else ""
+    moves = (c for c in call.function.calls if c.last == "cuda" and c.order <= call.order)
+    return bool(name) and any(dotted(c.node.func) == f"{name}.cuda" for c in moves)
 
 
 def joined(context: Context, function: Function) -> Iterator[Found]:

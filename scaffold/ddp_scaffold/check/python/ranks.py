@@ -17,6 +17,7 @@ Who = Literal["first", "others", "some"]
 RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
+NUMBER = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # 0 on the first: `if not args.rank`
 FIRST = re.compile(
     r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
     r"(?:_(?:process|rank|proc|node|worker))?"
@@ -165,8 +166,8 @@ class Ranks:
             return self._of_several(function, test, depth)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.who(function, test.operand, depth + 1)
-            if inner is None and isinstance(test.operand, ast.Call) and self.is_rank(function, test.operand):
-                return "first"  # not get_rank()
+            if inner is None and self._is_number_of_rank(function, test.operand):
+                return "first"  # not get_rank(), not args.rank
             return INVERSE[inner] if inner and not isinstance(test.operand, ast.BoolOp) else inner and "some"
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._of_comparison(function, test, depth)
@@ -178,6 +179,11 @@ class Ranks:
         if not name:
             return "first" if isinstance(test, ast.Attribute) and says_first(test.attr) else None
         return self._of_name(function, name, depth)
+
+    def _is_number_of_rank(self, function: Function, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call):
+            return self.is_rank(function, node)
+        return NUMBER.fullmatch(dotted(node).rpartition(".")[2]) is not None
 
     def _of_several(self, function: Function, test: ast.BoolOp, depth: int) -> Who | None:
         sides = [self.who(function, value, depth + 1) for value in test.values]

@@ -42,7 +42,7 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             c.last == "backward" for c in function.calls
         ):
             continue  # what is done with the samples stands here, and is no training
-        if HELD_OUT.search(name) or call.place.guards or _shares_itself(context, function, call):
+        if HELD_OUT.search(name) or call.place.guards or shares_itself(context, function, call):
             continue
         if not comes_to(context, function, name, _trained_on, held_out=False):
             continue
@@ -178,7 +178,7 @@ def _made_by(assignment: Assignment, call: Call) -> bool:
     return value is call.node
 
 
-def _shares_itself(context: Context, function: Function, call: Call) -> bool:
+def shares_itself(context: Context, function: Function, call: Call) -> bool:
     """Tell whether the data set may share its samples out, or the loader is given to what does."""
     dataset = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
     if dataset is None or not any(m.functions and context.plain(m) for m in (function.module,)):
@@ -699,6 +699,10 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
         if given is None:
             continue
+        if (same := _of_rank_alone(context, function, call, given)) is not None:
+            if not HELD_OUT.search(_assigned(function, call)):
+                yield same
+            continue
         target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
         if target is None and dotted(given) in function.inner:
             target = function.inner[dotted(given)]
@@ -717,6 +721,26 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         message = "worker k of every rank gets the same seed here, so all ranks draw the same augmentations"
         fix = "seed from torch.initial_seed() and the rank, or leave worker_init_fn out: PyTorch seeds workers itself"
         yield Found("DDP205", function.module, call.node, message, fix)
+
+
+def _of_rank_alone(context: Context, function: Function, call: Call, given: ast.expr) -> Found | None:
+    """Return the finding of `partial(seed_worker, rank=rank)`, where the function does not use the worker's number."""
+    if not isinstance(given, ast.Call) or not given.args or dotted(given.func).rpartition(".")[2] != "partial":
+        return None
+    target = context.program.lookup(function.module, dotted(given.args[0])) if dotted(given.args[0]) else None
+    workers = keyword(call.node, "num_workers")
+    if not isinstance(target, Function) or not target.parameters or is_constant(workers, 1) or is_constant(workers, 0):
+        return None
+    words = names_in(target.node)
+    seeds = any(_seeds(node) for node in ast.walk(target.node))
+    if not seeds or target.parameters[0] in words or words & {"initial_seed", "get_worker_info", "get_state", "time"}:
+        return None
+    message = (
+        f"`{target.name}` does not use `{target.parameters[0]}`: all workers of a rank draw the same augmentations, and"
+        " draw them again in each epoch"
+    )
+    fix = "seed from torch.initial_seed(), which differs by rank and worker, or leave worker_init_fn out"
+    return Found("DDP205", function.module, call.node, message, fix)
 
 
 def _seeds(node: ast.AST) -> bool:

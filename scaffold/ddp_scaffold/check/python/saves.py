@@ -51,6 +51,7 @@ NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
     r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
+LAST = re.compile(r"^(?:.*[_-])?(?:last|latest|newest)(?:[_.-]|$)", re.IGNORECASE)
 OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
 ELSEWHERE = re.compile(
     r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
@@ -188,7 +189,9 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
     saved = [c for c in function.calls if c.name == "torch.save" and len(c.node.args) > 1]
     for call in function.calls:
         copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
-        state = call in saved and _is_state(context, function, call.node.args[0])
+        state = call in saved and (
+            _is_state(context, function, call.node.args[0]) or _is_newest(context, function, call)
+        )
         if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
@@ -200,6 +203,12 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
         yield Found("DDP301", function.module, call.node, message, fix)
+
+
+def _is_newest(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a file is called the last one: weights from which training goes on."""
+    path = _constant_path(context, function, call.node.args[1])
+    return path is not None and LAST.search(path.rpartition("/")[2]) is not None
 
 
 def removed_first(context: Context, function: Function) -> Iterator[Found]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Function, Place, dotted, is_constant, keyword, names_in, shown
-from .results import EVALUATES, HELD_OUT, TRAIN, loader_comes_to
+from .everywhere import on_every_rank
+from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyword, names_in, shown
+from .results import EVALUATES, HELD_OUT, TRAIN, comes_to, loader_comes_to, shares_itself
 
 MEASURED = re.compile(r"(?:.*_)?(?:loss|acc|accuracy|metric|score|error|err|ppl|iou|miou|psnr|mae|rmse|auc)\d?(?:_.*)?")
 BEST = re.compile(r"(?:.*_)?(?:best|lowest|highest)(?:_.*)?|(?:min|max)_(?:.*_)?(?:loss|acc|score|error|metric).*")
@@ -46,10 +47,53 @@ def _evaluated_on(context: Context, function: Function, holds: Callable[[ast.exp
     """Tell whether a function evaluates what it loops over, to the end."""
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
-    leaves = any(e.kind == "break" and set(loops) & set(e.place.loops) for e in function.exits)
+    leaves = any(e.kind == "break" and set(loops) & set(e.place.loops) and _cuts(e) for e in function.exits)
     evaluates = any(c.last == "eval" for c in function.calls)
     named = HELD_OUT.search(function.name) or EVALUATES.search(function.name)
     return bool(loops) and not trains and not leaves and bool(evaluates or named)
+
+
+def _cuts(leave: Exit) -> bool:
+    """Tell whether a loop is left after some turns: not where its own number of steps is reached."""
+    tests = [guard.test for guard in leave.place.guards[-1:]]
+    return not any(
+        isinstance(test, ast.Compare) and re.search(r"step|len\(|num|total", ast.unparse(test.comparators[0]))
+        for test in tests
+    )
+
+
+def on_all(context: Context, function: Function) -> Iterator[Found]:
+    """Yield loaders of validation without a sampler, which every rank goes over from beginning to end."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        name = next((n for n, f in function.assignments.items() for a in f if a.value is call.node), "")
+        if call.last != "DataLoader" or not HELD_OUT.search(name.rpartition(".")[2]) or len(call.node.args) > 3:
+            continue
+        given = {word.arg for word in call.node.keywords}
+        if given & {None, "sampler", "batch_sampler"} or context.ranks.partial(call) is not None or call.place.guards:
+            continue
+        if shares_itself(context, function, call) or not on_every_rank(context, call, 0):
+            continue
+        if not context.run_by_ranks(function) or not comes_to(context, function, name, _all_evaluate, held_out=True):
+            continue
+        message = (
+            f"every rank goes over all of `{name}` and computes the same: n ranks take as long for the validation as"
+            " one would"
+        )
+        fix = "give each rank a part that repeats no sample (`Subset(data, range(rank, n, world_size))`), and reduce"
+        yield Found("DDP421", function.module, call.node, message, fix)
+
+
+def _all_evaluate(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether every rank evaluates what a function loops over."""
+    loops = [(loop, place) for loop, place in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    if not loops or any(context.ranks.partial_place(function, place) for _, place in loops):
+        return False
+    if context.ranks.decorated(function) or not _evaluated_on(context, function, holds):
+        return False
+    sites = context.program.sites.get(id(function), ())
+    return not sites or any(on_every_rank(context, site, 0) for site in sites)
 
 
 def last_batch(context: Context, function: Function) -> Iterator[Found]:
@@ -168,4 +212,4 @@ def late_epochs(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = ()
-OF_RANKS = (dropped, last_batch, late_epochs)  # only where several ranks run the file
+OF_RANKS = (dropped, on_all, last_batch, late_epochs)  # only where several ranks run the file

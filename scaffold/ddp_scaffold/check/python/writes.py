@@ -32,7 +32,7 @@ def by_all(context: Context, function: Function) -> Iterator[Found]:
         path, mode = _written(call)
         if path is None or (mode.startswith("a") and _is_kept(function, call)):
             continue
-        if context.ranks.partial_place(function, call.place) or not _undecided_by_rank(call):
+        if context.ranks.partial_place(function, call.place) or not _undecided_by_rank(context, call):
             continue
         if not on_every_rank(context, call, 0) or not _all_callers(context, function, 0):
             continue
@@ -69,7 +69,7 @@ def _written(call: Call) -> tuple[ast.expr | None, str]:
     return (given[0], text) if text[:1] in ("w", "a", "x") else (None, "")
 
 
-def _undecided_by_rank(call: Call) -> bool:
+def _undecided_by_rank(context: Context, call: Call) -> bool:
     """Tell whether nothing around a call may be a decision by the rank: a flag such as `self.log`, a context."""
     if any(re.search(r"rank|main|master|first|zero", ast.unparse(one).lower()) for one in call.place.withs):
         return False
@@ -82,9 +82,22 @@ def _undecided_by_rank(call: Call) -> bool:
         if EXISTS.search(text):  # a finding of its own
             return False
         option = SETTINGS.fullmatch(dotted(guard.test).partition(".")[0]) is not None
+        option = option or _is_given_option(context, call.function, guard.test)
         if CHOSEN.search(text) and not (option and not re.search(r"rank|main|master|gpu|local", text)):
             return False
     return True
+
+
+def _is_given_option(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether all callers give an option such as `args.save_list` for a parameter that is tested."""
+    name = dotted(test)
+    if name not in function.parameters:
+        return False
+    given = [argument(site, function, name) for site in context.program.sites.get(id(function), ())]
+    return bool(given) and all(
+        value is not None and "." in dotted(value) and SETTINGS.fullmatch(dotted(value).partition(".")[0])
+        for value in given
+    )
 
 
 def _all_callers(context: Context, function: Function, depth: int) -> bool:
@@ -100,7 +113,7 @@ def _all_callers(context: Context, function: Function, depth: int) -> bool:
         return begins and (context.run_by_ranks(function) or context.joins_group(function.module))
     return any(
         context.ranks.partial(site) is None
-        and _undecided_by_rank(site)
+        and _undecided_by_rank(context, site)
         and site.function is not function
         and not any(_starts_ranks(c) for c in site.function.calls)  # what starts the ranks is none
         and _all_callers(context, site.function, depth + 1)
@@ -176,7 +189,7 @@ def prepared(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         maps = call.last == "map" and keyword(call.node, "num_proc") is not None
-        if not maps or context.ranks.partial_place(function, call.place) or not _undecided_by_rank(call):
+        if not maps or context.ranks.partial_place(function, call.place) or not _undecided_by_rank(context, call):
             continue
         if context.says(function.module, ONE_FIRST) or not _all_callers(context, function, 0):
             continue

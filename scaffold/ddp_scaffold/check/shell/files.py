@@ -48,7 +48,11 @@ PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^(
 PORT_VARIABLE = re.compile(
     r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"
 )
-REQUEUES = re.compile(r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue")
+REQUEUES = re.compile(
+    r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue"
+    r"|\b(?P<name>\w+)\s*=\s*f?[\"']scontrol requeue[^\n]*"
+    r"(?=[\s\S]{0,300}?(?:os\.system|subprocess\.\w+)\(\s*(?P=name)\b)"
+)
 COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_requeue", re.IGNORECASE)
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
@@ -68,7 +72,7 @@ def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -
         elif file.kind == "python" and _sets_variables(file.text):
             found += _python(file, project)
         if file.kind == "python":
-            found += _in_python(file)
+            found += _in_python(file, files)
         if file.kind == "yaml":
             found += _in_settings(file)
         if file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
@@ -186,7 +190,7 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
 
 
-def _in_python(file: SourceFile) -> Iterator[Finding]:
+def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Finding]:
     """Ports that a program writes down in an address of its group, and a job that it hands in again."""
     if "init_process_group" in file.text or "dist" in file.text:
         for match in ADDRESS.finditer(file.text):
@@ -221,7 +225,7 @@ def _in_python(file: SourceFile) -> Iterator[Finding]:
                     "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
                 )
     for match in REQUEUES.finditer(file.text):
-        if not COUNTED.search(file.text) and _is_used(file.text, match.start()):
+        if not COUNTED.search(file.text) and _is_used(file, match.start(), files):
             message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
             fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."
             yield finding("DDP353", _place_of(file, match.start()), message, fix)
@@ -241,10 +245,14 @@ def _in_settings(file: SourceFile) -> Iterator[Finding]:
             yield finding("DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node.")
 
 
-def _is_used(text: str, start: int) -> bool:
-    """Whether the function in which something stands is named elsewhere in the file."""
-    defined = list(re.finditer(r"^[ \t]*def (\w+)", text[:start], re.MULTILINE))
-    return not defined or len(re.findall(rf"\b{defined[-1][1]}\b", text)) > 1
+def _is_used(file: SourceFile, start: int, files: Sequence[SourceFile]) -> bool:
+    """Whether the function in which something stands is named elsewhere."""
+    defined = list(re.finditer(r"^[ \t]*def (\w+)", file.text[:start], re.MULTILINE))
+    if not defined:
+        return True
+    name = re.compile(rf"\b{defined[-1][1]}\b")
+    others = (other for other in files if other is not file and other.kind == "python")
+    return len(name.findall(file.text)) > 1 or any(name.search(other.text) for other in others)
 
 
 def _place_of(file: SourceFile, start: int) -> tuple[str, int, int]:

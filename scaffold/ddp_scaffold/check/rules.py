@@ -218,6 +218,12 @@ PYTHON: tuple[Described, ...] = (
         "the other batches, and the other ranks' parts, do not count",
     ),
     described(
+        222,
+        "rank-only-step",
+        "a step of an optimizer or a scheduler that only some ranks make",
+        "weights or learning rates of the ranks drift apart",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",

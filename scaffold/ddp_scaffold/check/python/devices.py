@@ -193,13 +193,25 @@ def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
         given = context.default_of(function.module, given) if given is not None else None
         if given is None or not ast.unparse(given).lstrip("f").startswith(("'file://", '"file://')):
             continue
-        if not context.says(function.module, REMOVED):
+        if not _is_removed(context, function, given):
             message = (
                 "the ranks meet in a file, and nothing removes one that a run which died has left: the ranks of the"
                 " next run read its old addresses there, and wait until the timeout"
             )
             fix = "make the file's name anew for each run, or start with torchrun and init_method='env://'"
             yield Found("DDP615", function.module, call.node, message, fix)
+
+
+def _is_removed(context: Context, function: Function, given: ast.expr) -> bool:
+    """Tell whether the file in which ranks meet is made anew for each run, or something like it is removed."""
+    if REMOVED.search(ast.unparse(given)):
+        return True
+    words = "|".join(["dist", "init", "rdzv", "rendez", "share", "store", "sync", "file", *sorted(names_in(given))])
+    for module in context.in_component(function.module):
+        for line in module.file.text.split("\n") if REMOVED.search(module.file.text) else ():
+            if REMOVED.search(line) and re.search(words, line, re.IGNORECASE):
+                return True
+    return False
 
 
 def _feeds_ranks(context: Context, function: Function) -> bool:

@@ -22,12 +22,11 @@ def only_first(context: Context, function: Function) -> Iterator[Found]:
     """Yield a variable that gets its value on rank 0 only, and that all ranks use."""
     if not context.plain(function.module) or isinstance(function.node, ast.Module):
         return
-    shared = _names_of_all(function)
     for name, assigned in function.assignments.items():
-        if "." in name or name in function.parameters or name in shared:
+        if "." in name or name in function.parameters or not assigned[0].place.guards:
             continue
         guards = [_first(context, function, one) for one in assigned]
-        if any(guard is None for guard in guards):
+        if any(guard is None for guard in guards) or name in _names_of_all(function):
             continue
         use = _use_by_all(context, function, name, assigned)
         if use is None or not _reached_by_all(context, function):

@@ -66,25 +66,32 @@ class Program:
                     target = self.called(call)
                     if target is not None:
                         self.sites[id(target)].append(call)
+        waiting = [call for module in self.modules for f in module.functions for call in f.calls if self._may_be(call)]
         for _ in range(2):  # an object may be given on once more
-            self._connect_given()
+            waiting = self._connect_given(waiting)
 
-    def _connect_given(self) -> None:
-        """Find out which methods are called of objects that all callers of a function give it."""
+    def _may_be(self, call: Call) -> bool:
+        """Tell whether a call that was not resolved has the name of a method of these files."""
+        unknown = self._called[id(call)] is None and type(call.node.func) is ast.Attribute
+        return unknown and call.last in self.methods and call.function.owner is not None
+
+    def _connect_given(self, waiting: Sequence[Call]) -> list[Call]:
+        """Find out which methods are called of objects that all callers of a function give it; return the rest."""
         self._given.clear()
-        for module in self.modules:
-            for function in module.functions:
-                for call in function.calls:
-                    if self._called[id(call)] is None and (target := self._method_given(call)) is not None:
-                        self._called[id(call)] = target
-                        self.sites[id(target)].append(call)
+        rest: list[Call] = []
+        for call in waiting:
+            target = self._method_given(call)
+            if target is None:
+                rest.append(call)
+                continue
+            self._called[id(call)] = target
+            self.sites[id(target)].append(call)
+        return rest
 
     def _method_given(self, call: Call) -> Function | None:
         owner, _, last = dotted(call.node.func).rpartition(".")
         function = call.function
-        if not owner or owner in ("self", "cls") or isinstance(function.node, ast.Module):
-            return None
-        if owner.count(".") > (1 if owner.startswith("self.") else 0) or last not in self.methods:
+        if not owner or owner in ("self", "cls") or owner.count(".") > (1 if owner.startswith("self.") else 0):
             return None
         made = self.given_class(function, owner)
         return self.method(made, last) if made is not None else None

@@ -17,6 +17,7 @@ Who = Literal["first", "others", "some"]
 RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
+MACHINE = re.compile(r"\bnr\s*\*")  # the number of a node: `rank = args.nr * args.gpus + gpu`
 NUMBER = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # 0 on the first: `if not args.rank`
 FIRST = re.compile(
     r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
@@ -337,6 +338,8 @@ class Ranks:
         last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
         if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):
             return True
+        if last == "nr" and MACHINE.search(function.module.file.text):
+            return True
         if name and isinstance(node, (ast.Name, ast.Attribute)):
             values = [a.value for a in self.program.assigned(function, name)]
             known = [value for value in values if value is not None and not isinstance(value, ast.Constant)]
@@ -347,6 +350,8 @@ class Ranks:
         """Return which ranks pass a guard, in words: `only rank 0`."""
         test = shown(guard.test, 50)
         local = "local" in test.lower()
+        if re.search(r"\bnr\b", test):
+            return "only the ranks of the first node" if who == "first" else "every rank but those of the first node"
         if who == "first":
             return "only the first rank of each node" if local else "only rank 0"
         if who == "others":

@@ -245,7 +245,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        inline = not name and _inline(function, call)
+        inline = not name and (_inline(function, call) or _made_by_helper(context, function, call))
         if (
             not in_order
             and (name or inline)
@@ -354,6 +354,20 @@ def _names_samples(context: Context, function: Function) -> bool:
     return context.says(function.module, COCO)
 
 
+def _made_by_helper(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a function returns a sampler that shuffles, as far as its callers tell, for the training."""
+    if not any(isinstance(e.node, ast.Return) and e.node.value is call.node for e in function.exits):
+        return False
+    shuffle = keyword(call.node, "shuffle")
+    if shuffle is None or is_constant(shuffle, True):
+        return True
+    sites = context.program.sites.get(id(function), ())
+    given = (
+        [argument(site, function, dotted(shuffle)) for site in sites] if dotted(shuffle) in function.parameters else []
+    )
+    return any(is_constant(value, True) for value in given)
+
+
 def _inline(function: Function, call: Call) -> bool:
     """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
     for other in function.calls:
@@ -386,6 +400,26 @@ def _yields_again(loop: ast.stmt) -> bool:
         return False
     given = [s.value.value for s in loop.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.YieldFrom)]
     return any(re.search(r"load|data", ast.unparse(one).lower()) for one in given)
+
+
+def steps_of_some(context: Context, function: Function) -> Iterator[Found]:
+    """Yield steps of an optimizer or a scheduler that only some ranks make: learning rates or weights drift apart."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        owner = dotted(call.node.func).rpartition(".")[0].lower()
+        if call.last != "step" or not re.search(r"optim|sched|^opt$", owner) or not call.place.guards:
+            continue
+        found = context.ranks.partial(call)
+        if found is None or found[0].early or not context.run_by_ranks(function):
+            continue
+        others = (c for c in function.calls if c is not call and dotted(c.node.func) == dotted(call.node.func))
+        if any(any(g.test is found[0].test and g.holds != found[0].holds for g in c.place.guards) for c in others):
+            continue
+        what = "learning rates of the ranks differ" if "sched" in owner else "weights of the ranks differ"
+        message = f"{context.ranks.words(*found)} calls `{shown(call.node.func)}`: from then on the {what}"
+        fix = f"call `{shown(call.node.func)}` on every rank, outside of `if {shown(found[0].test, 40)}`"
+        yield Found("DDP222", function.module, call.node, message, fix)
 
 
 def past_ddp(context: Context, function: Function) -> Iterator[Found]:
@@ -783,4 +817,11 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (no_sync, orders, generators)
-OF_RANKS = (loaders, samplers, past_ddp, reduced_losses, worker_seeds)  # only where several ranks run the file
+OF_RANKS = (
+    steps_of_some,
+    loaders,
+    samplers,
+    past_ddp,
+    reduced_losses,
+    worker_seeds,
+)  # only where several ranks run the file

@@ -149,12 +149,19 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     function = call.function
     if depth > 4 or context.ranks.partial(call) is not None:
         return False
-    if any(not (_of_numbers(guard.test) or (guard.early and _is_option(guard.test))) for guard in call.place.guards):
+    if any(
+        not (_of_numbers(g.test) or _of_type(g.test) or (g.early and _is_option(g.test))) for g in call.place.guards
+    ):
         return False
     if isinstance(function.node, ast.Module) or function.name in ENTRIES:
         return id(function.module) in context.distributed and _joins(context, function)
     callers = context.program.sites.get(id(function), [])
-    return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
+    return any(_on_all(context, caller, depth + 1) for caller in callers)
+
+
+def _of_type(test: ast.expr) -> bool:
+    """Tell whether a condition asks for the type of a model, which is the same on all ranks."""
+    return isinstance(test, ast.Call) and dotted(test.func) == "isinstance"
 
 
 def _joins(context: Context, function: Function) -> bool:

@@ -224,7 +224,7 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
                 yield finding(
                     "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
                 )
-    for match in REQUEUES.finditer(file.text):
+    for match in REQUEUES.finditer(file.text) if "scontrol" in file.text else ():
         if not COUNTED.search(file.text) and _is_used(file, match.start(), files):
             message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
             fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."

@@ -445,6 +445,12 @@ PYTHON: tuple[Described, ...] = (
         "set_epoch within the loop over the loader",
         "the order of the epoch is drawn before, so it counts from the next one on",
     ),
+    described(
+        624,
+        "local-rank-as-rank",
+        "the rank within a node as the rank among all",
+        "it works on one node only: the second has the same ranks",
+    ),
 )
 
 BY_ID: dict[str, Described] = {one.rule.id: one for one in PYTHON}

@@ -17,6 +17,7 @@ CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_g
 WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
 ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
 BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
+STARTERS = ("spawn", "start_processes", "Process")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
@@ -104,7 +105,26 @@ def on_every_rank(context: Context, call: Call, depth: int) -> bool:
     if isinstance(call.function.node, ast.Module) and not context.run_by_ranks(call.function):
         return False  # a program of one process, which has a function in common with the ranks
     sites = context.program.sites.get(id(call.function), ())
-    return depth > 3 or not sites or any(on_every_rank(context, site, depth + 1) for site in sites)
+    if depth > 3 or not sites or is_started(context, call.function):
+        return True
+    return any(not _before_ranks(site) and on_every_rank(context, site, depth + 1) for site in sites)
+
+
+def _before_ranks(site: Call) -> bool:
+    """Tell whether a call stands before the start of the ranks, in the process that starts them."""
+    return any(starts_ranks(c) and c.order > site.order for c in site.function.calls)
+
+
+def starts_ranks(call: Call) -> bool:
+    """Tell whether a call starts the ranks as processes."""
+    return call.name in SPAWN or (call.last == "Process" and keyword(call.node, "target") is not None)
+
+
+def is_started(context: Context, function: Function) -> bool:
+    """Tell whether a function is what mp.spawn or a process runs."""
+    calls = [c for last in STARTERS for c in context.calls_in_component(function.module, last) if starts_ranks(c)]
+    given = [c.node.args[0] if c.name in SPAWN and c.node.args else keyword(c.node, "target") for c in calls]
+    return any(one is not None and dotted(one).rpartition(".")[2] == function.name for one in given)
 
 
 def workers(context: Context, function: Function) -> Iterator[Found]:

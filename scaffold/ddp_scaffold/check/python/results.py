@@ -144,7 +144,7 @@ def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr]
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     loops = [loop for loop in loops if not _keeps_by_index(loop)]
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
-    return bool(loops) and not trains and reduces(context, function)
+    return bool(loops) and not trains and context.run_by_ranks(function) and reduces(context, function)
 
 
 def _keeps_by_index(loop: ast.For) -> bool:
@@ -417,7 +417,8 @@ def steps_of_some(context: Context, function: Function) -> Iterator[Found]:
         if any(any(g.test is found[0].test and g.holds != found[0].holds for g in c.place.guards) for c in others):
             continue
         what = "learning rates of the ranks differ" if "sched" in owner else "weights of the ranks differ"
-        message = f"{context.ranks.words(*found)} calls `{shown(call.node.func)}`: from then on the {what}"
+        ranks = "some ranks" if found[1] == "some" else context.ranks.words(*found)
+        message = f"`{shown(call.node.func)}` runs on {ranks}: from then on the {what}"
         fix = f"call `{shown(call.node.func)}` on every rank, outside of `if {shown(found[0].test, 40)}`"
         yield Found("DDP222", function.module, call.node, message, fix)
 

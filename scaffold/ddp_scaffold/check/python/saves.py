@@ -90,7 +90,10 @@ def each_node(context: Context, function: Function) -> Iterator[Found]:
         found = context.ranks.partial(call) if call.place.guards else None
         if found is None or found[1] != "first" or id(found[0].test) in seen or found[0].early:
             continue
-        if not _first_of_node(found[0].test) or any(GLOBAL.search(ast.unparse(g.test)) for g in call.place.guards):
+        if not _is_first_of_node(context, function, found[0].test):
+            continue
+        told = [g for g in call.place.guards if g is not found[0] or _first_of_node(g.test)]
+        if any(GLOBAL.search(ast.unparse(g.test)) for g in told):
             continue
         save = _save_within(context, call)
         if save is None:
@@ -106,6 +109,14 @@ def each_node(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f"call `{shown(call.node.func, 40)}` where `torch.distributed.get_rank() == 0`"
         yield Found("DDP306", function.module, call.node, message, fix)
+
+
+def _is_first_of_node(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a condition, or what the flag that is tested is made of, is one of the rank within its node."""
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    flags = [dotted(part) for part in parts if dotted(part)]
+    values = [a.value for flag in flags for a in context.program.assigned(function, flag) if a.value is not None]
+    return any(_first_of_node(one) for one in (test, *values))
 
 
 def _first_of_node(test: ast.expr) -> bool:
@@ -332,6 +343,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        fixed = all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node))
+        return _constant_path(context, function, node.func.value, depth + 1) if fixed else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         end = _constant_path(context, function, node.args[-1], depth)
         return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .everywhere import OWN, on_every_rank, ranks_run
+from .everywhere import OWN, is_started, on_every_rank, ranks_run, starts_ranks
 from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .saves import RENAMES
-from .stops import SPAWN
 
-SETTINGS = re.compile(r"(?:args?|opts?|cfg|config|conf|hps?|hparams|params?|flags|para|settings|C|FLAGS|CONFIG)")
+SETTINGS = re.compile(r"(?:args?|opts?|cfg|configs?|conf|hps?|hparams|params?|flags|para|settings|C|FLAGS|CONFIG)")
 CHOSEN = re.compile(r"log|save|write|verbose|main|master|print|rank|primary|leader|dump|gpu|dist", re.IGNORECASE)
 SAVES = {"numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt"}
 JOINS = {"os.path.join", "str", "os.path.abspath", "os.path.realpath", "os.path.dirname", "os.path.expanduser"}
@@ -20,7 +19,6 @@ JOINS |= {"pathlib.Path", "os.fspath", "os.path.basename", "os.path.normpath"}
 NAMES_NEWEST = re.compile(r"(?:last|latest|newest)\w*(?:\.\w+)?|checkpoint(?:\.txt|\.json)?", re.IGNORECASE)
 EXISTS = re.compile(r"exists\(|isfile\(|is_file\(")
 ONE_FIRST = re.compile(r"main_process_first|local_main_first|FileLock|rank_zero_first|distributed_zero_first")
-STARTERS = ("spawn", "start_processes", "Process")
 MAX_DEPTH = 4
 
 
@@ -61,7 +59,7 @@ def _written(call: Call) -> tuple[ast.expr | None, str]:
         mode = given[1] if len(given) > 1 else keyword(call.node, "mode")
     elif call.last == "open" and isinstance(call.node.func, ast.Attribute) and len(given) == 1:
         mode, given = given[0], [call.node.func.value]
-    elif (call.name in SAVES and len(given) > 1) or (call.last == "to_csv" and given):
+    elif (call.name in SAVES and len(given) > 1) or (call.last in ("to_csv", "savefig") and given):
         return given[0], "w"
     else:
         return None, ""
@@ -104,7 +102,7 @@ def _all_callers(context: Context, function: Function, depth: int) -> bool:
     """Tell whether all ranks call a function: over one way at least on which nothing may ask for the rank."""
     if depth > MAX_DEPTH:
         return False
-    if _is_started(context, function):
+    if is_started(context, function):
         return True
     sites = context.program.sites.get(id(function), ())
     if not sites:
@@ -115,21 +113,10 @@ def _all_callers(context: Context, function: Function, depth: int) -> bool:
         context.ranks.partial(site) is None
         and _undecided_by_rank(context, site)
         and site.function is not function
-        and not any(_starts_ranks(c) for c in site.function.calls)  # what starts the ranks is none
+        and not any(starts_ranks(c) for c in site.function.calls)  # what starts the ranks is none
         and _all_callers(context, site.function, depth + 1)
         for site in sites
     )
-
-
-def _starts_ranks(call: Call) -> bool:
-    return call.name in SPAWN or (call.last == "Process" and keyword(call.node, "target") is not None)
-
-
-def _is_started(context: Context, function: Function) -> bool:
-    """Tell whether a function is what mp.spawn or a process runs."""
-    calls = [c for last in STARTERS for c in context.calls_in_component(function.module, last) if _starts_ranks(c)]
-    given = [c.node.args[0] if c.name in SPAWN and c.node.args else keyword(c.node, "target") for c in calls]
-    return any(one is not None and dotted(one).rpartition(".")[2] == function.name for one in given)
 
 
 def _is_same(context: Context, function: Function, node: ast.expr, call: Call, depth: int) -> bool:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .ranks import argument
-from .saves import NODES
+from .saves import BY_LAUNCHER, NODES
 from .stops import SPAWN
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
 WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
 ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
-BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
 STARTERS = ("spawn", "start_processes", "Process")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
@@ -233,7 +232,7 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
-        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_ENVIRONMENT)
+        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)
         if path is None or not nodes or _is_option(context, function, path):
             continue
         inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]

@@ -67,26 +67,15 @@ class Program:
                     if target is not None:
                         self.sites[id(target)].append(call)
         waiting = [call for module in self.modules for f in module.functions for call in f.calls if self._may_be(call)]
-        for _ in range(2):  # an object may be given on once more
-            waiting = self._connect_given(waiting)
+        for call in waiting:
+            if (target := self._method_given(call)) is not None:
+                self._called[id(call)] = target
+                self.sites[id(target)].append(call)
 
     def _may_be(self, call: Call) -> bool:
         """Tell whether a call that was not resolved has the name of a method of these files."""
         unknown = self._called[id(call)] is None and type(call.node.func) is ast.Attribute
         return unknown and call.last in self.methods and call.function.owner is not None
-
-    def _connect_given(self, waiting: Sequence[Call]) -> list[Call]:
-        """Find out which methods are called of objects that all callers of a function give it; return the rest."""
-        self._given.clear()
-        rest: list[Call] = []
-        for call in waiting:
-            target = self._method_given(call)
-            if target is None:
-                rest.append(call)
-                continue
-            self._called[id(call)] = target
-            self.sites[id(target)].append(call)
-        return rest
 
     def _method_given(self, call: Call) -> Function | None:
         owner, _, last = dotted(call.node.func).rpartition(".")
@@ -126,7 +115,11 @@ class Program:
             value = argument(site, function, name)
             if value is None or is_constant(value, None):
                 continue
-            found.add(self.given_class(site.function, dotted(value), depth + 1) if dotted(value) else None)
+            if isinstance(value, ast.Call):
+                made = self.lookup(site.function.module, dotted(value.func)) if dotted(value.func) else None
+                found.add(made if isinstance(made, Class) else None)
+            else:
+                found.add(self.given_class(site.function, dotted(value), depth + 1) if dotted(value) else None)
         return found.pop() if len(found) == 1 else None
 
     def imported(self, module: Module, written: str) -> Module | None:

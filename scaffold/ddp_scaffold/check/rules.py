@@ -212,16 +212,16 @@ PYTHON: tuple[Described, ...] = (
         "the metric is one of a part of the set, which depends on the number of ranks",
     ),
     described(
-        221,
-        "metric-of-last-batch",
-        "a metric of the last batch of one rank, which is returned or decides what is the best",
-        "the other batches, and the other ranks' parts, do not count",
-    ),
-    described(
         222,
         "rank-only-step",
         "a step of an optimizer or a scheduler that only some ranks make",
         "weights or learning rates of the ranks drift apart",
+    ),
+    described(
+        223,
+        "metric-of-last-batch",
+        "a metric of the last batch of one rank, which is returned or decides what is the best",
+        "the other batches, and the other ranks' parts, do not count",
     ),
     described(
         301,
@@ -330,7 +330,7 @@ PYTHON: tuple[Described, ...] = (
         "each gradient is copied to the CPU and sent over TCP, at every step",
     ),
     described(
-        421,
+        423,
         "validation-on-every-rank",
         "a validation set that every rank goes over from beginning to end",
         "n ranks take as long for it as one",
@@ -428,25 +428,25 @@ PYTHON: tuple[Described, ...] = (
         "the next run reads the addresses of one that died",
     ),
     described(
-        621,
+        631,
         "all-ranks-write",
         "a file of results or a log that every rank opens to write, under one name",
         "each truncates what another has written, or lines run into each other",
     ),
     described(
-        622,
+        632,
         "joined-in-order",
         "ranks that are started as processes and waited for one after the other",
         "nothing notices that one has died, and the others wait for it",
     ),
     described(
-        623,
+        633,
         "set-epoch-late",
         "set_epoch within the loop over the loader",
         "the order of the epoch is drawn before, so it counts from the next one on",
     ),
     described(
-        624,
+        634,
         "local-rank-as-rank",
         "the rank within a node as the rank among all",
         "it works on one node only: the second has the same ranks",

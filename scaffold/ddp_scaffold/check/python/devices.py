@@ -108,7 +108,7 @@ def local_rank_as_rank(context: Context, function: Function) -> Iterator[Found]:
             " has already, and all wait in init_process_group"
         )
         fix = "leave rank and world_size to torchrun (init_method='env://'), or compute node * GPUs + local rank"
-        yield Found("DDP624", function.module, call.node, message, fix)
+        yield Found("DDP634", function.module, call.node, message, fix)
 
 
 def _on_one_node(context: Context, call: Call) -> bool:

@@ -153,7 +153,7 @@ def joined(context: Context, function: Function) -> Iterator[Found]:
             )
             worker = shown(keyword(start.node, "target") or start.node, 30)
             fix = f"start them with torch.multiprocessing.spawn({worker}, ...), which ends all when one dies"
-            yield Found("DDP622", function.module, call.node, message, fix)
+            yield Found("DDP632", function.module, call.node, message, fix)
             return
 
 

@@ -82,7 +82,7 @@ def on_all(context: Context, function: Function) -> Iterator[Found]:
             " one would"
         )
         fix = "give each rank a part that repeats no sample (`Subset(data, range(rank, n, world_size))`), and reduce"
-        yield Found("DDP421", function.module, call.node, message, fix)
+        yield Found("DDP423", function.module, call.node, message, fix)
 
 
 def _all_evaluate(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
@@ -112,7 +112,7 @@ def last_batch(context: Context, function: Function) -> Iterator[Found]:
             f" {function.module.position(loop.lineno)[1]}, on each rank of its own: one batch tells what is the best"
         )
         fix = f"add `{name}` up over the batches, and take the mean over all ranks (`all_reduce`)"
-        yield Found("DDP221", function.module, node, message, fix)
+        yield Found("DDP223", function.module, node, message, fix)
         return
 
 
@@ -208,7 +208,7 @@ def late_epochs(context: Context, function: Function) -> Iterator[Found]:
             " so the first two have the same order on every rank"
         )
         fix = f"call `{shown(call.node, 50)}` before the loop in line {function.module.position(loop.lineno)[1]}"
-        yield Found("DDP623", function.module, call.node, message, fix)
+        yield Found("DDP633", function.module, call.node, message, fix)
 
 
 RULES = ()

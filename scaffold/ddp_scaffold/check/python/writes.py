@@ -44,7 +44,7 @@ def by_all(context: Context, function: Function) -> Iterator[Found]:
         )
         message = f"every rank {does} `{shown(path, 40)}`, one file for all: {then}"
         fix = f"call `{shown(call.node.func, 40)}` on rank 0 only, or put the rank into the name"
-        yield Found("DDP621", function.module, call.node, message, fix)
+        yield Found("DDP631", function.module, call.node, message, fix)
 
 
 def _is_kept(function: Function, call: Call) -> bool:

@@ -311,6 +311,8 @@ def test_error_handling_is_off_for_cuda_graphs() -> None:
         ('"tcp://localhost:54321"', ["DDP652"]),
         ("'tcp://127.0.0.1:23456'", ["DDP651"]),
         ('f"tcp://localhost:{random.randint(20000, 60000)}"', ["DDP652"]),
+        ("'tcp://127.0.0.1:123' + str(random.randint(0, 9))", ["DDP652"]),
+        ("'tcp://127.0.0.1:123' + str(job % 100)", []),
         ('f"tcp://localhost:{port}"', []),
         ('"tcp://224.66.41.62:23456"', []),
         ('"env://"', []),
@@ -339,9 +341,31 @@ def test_ports_of_options_and_variables(line: str, rules: list[str]) -> None:
     assert found_in(serve__py=f"import os\n{line}\n") == []  # no group of torch
 
 
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ('  dist_url: "tcp://localhost:54321"', ["DDP652"]),
+        ("init_method: tcp://127.0.0.1:23456", ["DDP651"]),
+        ("master_port: 29500", ["DDP651"]),
+        ("dist_url: env://", []),
+        ("dist_url: tcp://10.0.0.1:23456", []),
+        ("# dist_url: tcp://localhost:23456", []),
+    ],
+)
+def test_ports_of_settings(line: str, rules: list[str]) -> None:
+    assert [one.rule for one in found_in(default__yaml=f"train:\n{line}\n")] == rules
+
+
 def test_a_program_that_requeues_itself() -> None:
     text = "import os\ndef handler(signum, frame):\n    os.system(f'scontrol requeue {JOB}')\n{use}\n"
     used = text.replace("{use}", "signal.signal(signal.SIGUSR1, handler)")
     assert [(one.rule, one.line) for one in found_in(train__py=used)] == [("DDP353", 3)]
     assert found_in(train__py=text.replace("{use}", "")) == []  # nothing installs it
     assert found_in(train__py=used + "if int(os.environ['SLURM_RESTART_COUNT']) > 3: raise SystemExit\n") == []
+
+
+def test_a_requeue_by_a_variable_that_another_file_calls() -> None:
+    text = "import os\ndef again():\n    command = 'scontrol requeue ' + JOB\n    os.system(command)\n"
+    used = found_in(slurm__py=text, train__py="from slurm import again\nagain()\n")
+    assert [(one.file, one.rule, one.line) for one in used] == [("slurm.py", "DDP353", 3)]
+    assert found_in(slurm__py=text, train__py="import slurm\n") == []

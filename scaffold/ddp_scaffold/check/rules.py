@@ -129,6 +129,12 @@ PYTHON: tuple[Described, ...] = (
         "torchrun starts each rank, each starts a set of processes, and several have the same rank",
     ),
     described(
+        120,
+        "rank-0-name",
+        "a variable that has a value on rank 0 only, and that all ranks use",
+        "the other ranks end with a NameError, and rank 0 waits for them",
+    ),
+    described(
         201, "sampler-missing", "a training loader without a distributed sampler", "every rank reads all samples"
     ),
     described(
@@ -200,6 +206,24 @@ PYTHON: tuple[Described, ...] = (
         "it was measured on one rank's part of the set",
     ),
     described(
+        220,
+        "validation-drops",
+        "a validation loader that leaves the last batch of each rank out",
+        "the metric is one of a part of the set, which depends on the number of ranks",
+    ),
+    described(
+        222,
+        "rank-only-step",
+        "a step of an optimizer or a scheduler that only some ranks make",
+        "weights or learning rates of the ranks drift apart",
+    ),
+    described(
+        223,
+        "metric-of-last-batch",
+        "a metric of the last batch of one rank, which is returned or decides what is the best",
+        "the other batches, and the other ranks' parts, do not count",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -235,6 +259,12 @@ PYTHON: tuple[Described, ...] = (
         "old-removed-first",
         "an old checkpoint that is removed before the new one is there",
         "a kill in between leaves neither",
+    ),
+    described(
+        310,
+        "optimizer-not-saved",
+        "checkpoints from which training goes on, without the optimizer's state",
+        "each resume begins with moments of zero",
     ),
     described(
         401,
@@ -292,6 +322,18 @@ PYTHON: tuple[Described, ...] = (
         "group-per-call",
         "a process group that is made again and again",
         "each holds memory and connections until the end",
+    ),
+    described(
+        420,
+        "gloo-on-gpus",
+        "a group of gloo for models on GPUs",
+        "each gradient is copied to the CPU and sent over TCP, at every step",
+    ),
+    described(
+        423,
+        "validation-on-every-rank",
+        "a validation set that every rank goes over from beginning to end",
+        "n ranks take as long for it as one",
     ),
     described(
         501,
@@ -384,6 +426,30 @@ PYTHON: tuple[Described, ...] = (
         "rendezvous-file-left",
         "ranks that meet in a file which nothing removes",
         "the next run reads the addresses of one that died",
+    ),
+    described(
+        631,
+        "all-ranks-write",
+        "a file of results or a log that every rank opens to write, under one name",
+        "each truncates what another has written, or lines run into each other",
+    ),
+    described(
+        632,
+        "joined-in-order",
+        "ranks that are started as processes and waited for one after the other",
+        "nothing notices that one has died, and the others wait for it",
+    ),
+    described(
+        633,
+        "set-epoch-late",
+        "set_epoch within the loop over the loader",
+        "the order of the epoch is drawn before, so it counts from the next one on",
+    ),
+    described(
+        634,
+        "local-rank-as-rank",
+        "the rank within a node as the rank among all",
+        "it works on one node only: the second has the same ranks",
     ),
 )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .doubts import Doubts
-from .effects import DDP, Effects
-from .module import Call, Function, Module, Place, names_in
+from .effects import CERTAIN, DDP, DIST, Effects
+from .module import Call, Function, Module, Place, keyword, names_in
 from .program import Program
 from .ranks import Ranks
 
@@ -57,7 +57,7 @@ class Context:
         """
         wraps = [module for module in self.program.modules if wraps_ddp(module)]
         numbers = {self.program.component[id(module)] for module in wraps}
-        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self._joins_group(m))
+        joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self.joins_group(m))
         waiting = list({id(module): module for module in (*wraps, *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
         while waiting:
@@ -118,6 +118,18 @@ class Context:
             self._said[key] = any(pattern.search(other.file.text) for other in self.in_component(module))
         return self._said[key]
 
+    def default_of(self, module: Module, node: ast.expr) -> ast.expr:
+        """Return the default of an option for `args.name`, as add_argument gives it; else the expression itself."""
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+            return node
+        wanted = {f"--{node.attr}", f"--{node.attr.replace('_', '-')}"}
+        for call in self.calls_in_component(module, "add_argument"):
+            names = {a.value for a in call.node.args if isinstance(a, ast.Constant)}
+            value = keyword(call.node, "default") if names & wanted else None
+            if value is not None:
+                return value
+        return node
+
     def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
         """Tell whether a pattern is found in the text of a file, or of one that it imports."""
         return any(pattern.search(other.file.text) for other in (module, *self.program.imports_of(module)))
@@ -140,7 +152,7 @@ class Context:
                     waiting.append(site.function)
         return False
 
-    def _joins_group(self, module: Module) -> bool:
+    def joins_group(self, module: Module) -> bool:
         """Tell whether a file makes the group, or calls a function of these files that does."""
         for function in module.functions:
             for call in function.calls:
@@ -152,8 +164,14 @@ class Context:
     def _joins(self, module: Module) -> bool:
         if id(module) not in self._joined:
             made = any(c.last == INIT for function in module.functions for c in function.calls)
-            self._joined[id(module)] = made or wraps_ddp(module)
+            self._joined[id(module)] = made or wraps_ddp(module) or (self.joins_group(module) and self._needs(module))
         return self._joined[id(module)]
+
+    def _needs(self, module: Module) -> bool:
+        """Tell whether a program that makes the group by a helper uses it: for a DDP model, or by a collective."""
+        if any(wraps_ddp(target) for target in self.program.imports_of(module)):
+            return True
+        return any(c.name.startswith(DIST) and c.last in CERTAIN for f in module.functions for c in f.calls)
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""

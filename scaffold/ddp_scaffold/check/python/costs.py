@@ -49,7 +49,9 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
             what = (
                 "waits until the GPU has done everything" if call.name in SYNCHRONIZES else "gives memory back to CUDA"
             )
-            message = f"`{shown(call.node)}` {what}, at every step, on every rank: the CPU cannot run ahead"
+            first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place))
+            ranks = "on rank 0, for which the others wait" if first else "on every rank"
+            message = f"`{shown(call.node)}` {what}, at every step, {ranks}: the CPU cannot run ahead"
             yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
         elif call.name == "torch.distributed.barrier" and not within(call.place):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
@@ -59,11 +61,28 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
 def _each_step(context: Context, call: Call) -> bool:
     """Tell whether a call is made at each step: under no condition, or under those of options and of the rank."""
     return all(
-        guard.early != "continue"  # whoever left otherwise makes no more steps
+        (guard.early != "continue" or _skips_steps(call, guard))  # whoever left otherwise makes no more steps
         if guard.early
-        else not _seldom(guard, of_rank=True) and (_is_choice(guard) or context.ranks.guard(call.function, guard))
+        else (_is_choice(guard) and not _seldom(guard, of_rank=True)) or _of_rank_alone(context, call.function, guard)
         for guard in within(call.place)
     )
+
+
+def _skips_steps(call: Call, guard: Guard) -> bool:
+    """Tell whether a turn that is left early is no step: backward stands behind the same condition."""
+    return any(
+        c.last == "backward"
+        and c.place.loops[-1:] == call.place.loops[-1:]
+        and any(g.test is guard.test for g in c.place.guards)
+        for c in call.function.calls
+    )
+
+
+def _of_rank_alone(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition asks for the rank, as `if logger:` where only rank 0 has one, and counts nothing."""
+    if context.ranks.guard(function, guard) is None:
+        return False
+    return isinstance(guard.test, (ast.Name, ast.Attribute)) or not _seldom(guard, of_rank=True)
 
 
 def within(place: Place) -> list[Guard]:
@@ -149,19 +168,38 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for loop, place in function.loops:
-        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and place.loops and not within(place)):
+        if not (isinstance(loop, ast.For) and place.loops and not within(place)):
             continue
-        if not isinstance(loop.iter.func, ast.Attribute) or loop.iter.func.attr not in ("values", "items"):
+        several = _several(loop.iter)
+        if several is None:
             continue
         trains = any(c.last == "backward" and c.place.loops[-1:] == place.loops[-1:] for c in function.calls)
-        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and c.name in REDUCES), None)
-        if trains and inner is not None and not within(inner.place):
+        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and _reduces(context, c)), None)
+        if trains and inner is not None and all(_is_choice(guard) for guard in within(inner.place)):
             message = (
-                f"a collective for each value of `{shown(loop.iter.func.value, 30)}`, at every step: each is a round"
+                f"a collective for each value of `{shown(several, 30)}`, at every step: each is a round"
                 " trip of all ranks"
             )
             fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
             yield Found("DDP412", function.module, inner.node, message, fix)
+
+
+def _several(node: ast.expr) -> ast.expr | None:
+    """Return what a loop goes over, if that are values of a dict, or names of losses and metrics."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("values", "items"):
+        return node.func.value
+    if isinstance(node, ast.Call) and dotted(node.func) == "range":
+        return node
+    named = re.search(r"loss|metric|meter|log|key", dotted(node), re.IGNORECASE)
+    return node if dotted(node) and named and not re.search(r"load", dotted(node)) else None
+
+
+def _reduces(context: Context, call: Call) -> bool:
+    """Tell whether a call is a reduction over the ranks, or a helper that does one for what it is given."""
+    if call.name in REDUCES:
+        return True
+    target = context.program.called(call)
+    return target is not None and not target.loops and any(c.name in REDUCES for c in target.calls)
 
 
 def in_forward(context: Context, function: Function) -> Iterator[Found]:
@@ -250,9 +288,7 @@ def norms(context: Context, function: Function) -> Iterator[Found]:
     if id(function.module) not in context.distributed:
         return
     for loop, _ in function.loops:
-        if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)):
-            continue
-        if dotted(loop.iter.func).rpartition(".")[2] not in ("parameters", "named_parameters"):
+        if not isinstance(loop, ast.For) or not _over_parameters(loop.iter):
             continue
         calls = [c for c in function.calls if loop in c.place.loops]
         of_gradient = {
@@ -268,12 +304,17 @@ def norms(context: Context, function: Function) -> Iterator[Found]:
             if ".grad" in ast.unparse(owner) or dotted(owner) in of_gradient:
                 what = "copies each gradient to the CPU" if call.last == "cpu" else "waits for the GPU once a parameter"
                 message = f"this {what}, at each call, while the other ranks wait in the next reduction"
-                model = shown(loop.iter.func, 40).rpartition(".")[0]
-                fix = (
-                    f"torch.nn.utils.get_total_norm([p.grad for p in {model}.parameters()]) once, item() every n steps"
-                )
+                each = shown(loop.iter, 40).replace("named_parameters", "parameters")
+                fix = f"torch.nn.utils.get_total_norm([p.grad for p in {each}]) once, item() every n steps"
                 yield Found("DDP403" if call.last == "cpu" else "DDP402", function.module, call.node, message, fix)
                 break
+
+
+def _over_parameters(node: ast.expr) -> bool:
+    """Tell whether a loop goes over parameters: `model.parameters()`, `self.master_params`."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func).rpartition(".")[2] in ("parameters", "named_parameters")
+    return re.fullmatch(r"(?:.*_)?param(?:eter)?s", dotted(node).rpartition(".")[2]) is not None
 
 
 def options(context: Context, function: Function) -> Iterator[Found]:
@@ -312,6 +353,31 @@ def _broadcasts(context: Context, function: Function) -> Iterator[Found]:
         if over.endswith("parameters") and inner and wrapped:
             message = f"DDP broadcasts the parameters of `{model}` from rank 0 itself, so this sends them all twice"
             yield Found("DDP407", function.module, loop, message, "delete this loop")
+    yield from _broadcasts_in_helper(context, function)
+
+
+def _broadcasts_in_helper(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the call of a helper that broadcasts all parameters, of a model that DDP wraps in the same class."""
+    for call in function.calls:
+        given = call.node.args[0] if len(call.node.args) == 1 else None
+        if not isinstance(given, ast.Call) or not dotted(given.func).endswith(".parameters"):
+            continue
+        target = context.program.called(call)
+        if target is None:
+            continue
+        model = dotted(given.func).rpartition(".")[0]
+        loops = [loop for loop, _ in target.loops if isinstance(loop, ast.For)]
+        sends = any(
+            c.name == "torch.distributed.broadcast" and c.place.loops[-1:] == (loop,)
+            for loop in loops
+            for c in target.calls
+            if dotted(loop.iter) in target.parameters
+        )
+        owner = function.of_class.methods.values() if function.of_class is not None else [function]
+        wraps = (c for f in owner for c in f.calls if c.last in ("DistributedDataParallel", "DDP"))
+        if sends and any(c.node.args and dotted(c.node.args[0]) == model for c in wraps):
+            message = f"DDP broadcasts the parameters of `{model}` from rank 0 itself, so this sends them all twice"
+            yield Found("DDP407", function.module, call.node, message, f"delete `{shown(call.node, 50)}`")
 
 
 def placebos(context: Context, function: Function) -> Iterator[Found]:

@@ -14,9 +14,12 @@ WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
-MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+MASKS = re.compile(r"^[^#\n]*CUDA_VISIBLE_DEVICES", re.MULTILINE)
+LOCAL_RANK, ON_GPU = re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
+ONE_NODE = re.compile(r"127\.0\.0\.1|localhost|device_count\(\)")
+SPAWNS = re.compile(r"mp\.spawn\(|multiprocessing\.spawn\(")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
-PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
+PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
 
 
@@ -47,7 +50,7 @@ def first_gpu(context: Context, function: Function) -> Iterator[Found]:
 
 
 def _masked(context: Context, function: Function) -> bool:
-    """Tell whether each rank may see one GPU only."""
+    """Tell whether each rank may see one GPU only: whether code, and no comment, sets the variable for that."""
     return context.says(function.module, MASKS)
 
 
@@ -90,6 +93,40 @@ def _is_global_rank(context: Context, function: Function, node: ast.expr) -> boo
     return bool(values) and all(
         v is not None and not dotted(v) and _is_global_rank(context, function, v) for v in values
     )
+
+
+def local_rank_as_rank(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the rank within a node as the rank among all: two nodes have the same ones."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "rank") if call.name == INIT else None
+        if given is None or not _is_local_rank(context, function, given) or _on_one_node(context, call):
+            continue
+        message = (
+            f"`{shown(given, 30)}` is the rank within a node: from the second node on ranks have numbers that the first"
+            " has already, and all wait in init_process_group"
+        )
+        fix = "leave rank and world_size to torchrun (init_method='env://'), or compute node * GPUs + local rank"
+        yield Found("DDP634", function.module, call.node, message, fix)
+
+
+def _on_one_node(context: Context, call: Call) -> bool:
+    """Tell whether a group is made for one node: its address is local, or it has as many ranks as the node has GPUs."""
+    if ONE_NODE.search(ast.unparse(call.node)) or context.says(call.function.module, SPAWNS):
+        return True
+    size = keyword(call.node, "world_size")
+    values = context.program.assigned(call.function, dotted(size)) if size is not None and dotted(size) else []
+    return any(a.value is not None and ONE_NODE.search(ast.unparse(a.value)) for a in values)
+
+
+def _is_local_rank(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether an expression is the local rank by its name, and is not made of the node's number as well."""
+    name = dotted(node)
+    if name.rpartition(".")[2] != "local_rank":
+        return isinstance(node, ast.Subscript) and is_constant(node.slice, "LOCAL_RANK")
+    values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    return not any(isinstance(part, ast.BinOp) for value in values for part in ast.walk(value))
 
 
 def late_device(context: Context, function: Function) -> Iterator[Found]:
@@ -189,15 +226,28 @@ def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
     """
     for call in function.calls:
         given = keyword(call.node, "init_method") if call.name == INIT else None
+        given = context.default_of(function.module, given) if given is not None else None
         if given is None or not ast.unparse(given).lstrip("f").startswith(("'file://", '"file://')):
             continue
-        if not context.says(function.module, REMOVED):
+        if not _is_removed(context, function, given):
             message = (
                 "the ranks meet in a file, and nothing removes one that a run which died has left: the ranks of the"
                 " next run read its old addresses there, and wait until the timeout"
             )
             fix = "make the file's name anew for each run, or start with torchrun and init_method='env://'"
             yield Found("DDP615", function.module, call.node, message, fix)
+
+
+def _is_removed(context: Context, function: Function, given: ast.expr) -> bool:
+    """Tell whether the file in which ranks meet is made anew for each run, or something like it is removed."""
+    if REMOVED.search(ast.unparse(given)):
+        return True
+    words = "|".join(["dist", "init", "rdzv", "rendez", "share", "store", "sync", "file", *sorted(names_in(given))])
+    for module in context.in_component(function.module):
+        for line in module.file.text.split("\n") if REMOVED.search(module.file.text) else ():
+            if REMOVED.search(line) and re.search(words, line, re.IGNORECASE):
+                return True
+    return False
 
 
 def _feeds_ranks(context: Context, function: Function) -> bool:
@@ -286,4 +336,4 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
 
 
 RULES = (late_device, options, rendezvous_files)
-OF_RANKS = (first_gpu, global_device, loads)  # only where several ranks run the file
+OF_RANKS = (first_gpu, global_device, local_rank_as_rank, loads)  # only where several ranks run the file

@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .ranks import argument
-from .saves import NODES
+from .saves import BY_LAUNCHER, NODES
 from .stops import SPAWN
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
 WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
 ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
-BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
+STARTERS = ("spawn", "start_processes", "Process")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 def downloads(context: Context, function: Function) -> Iterator[Found]:
     """Yield data sets that every rank downloads and unpacks into one folder."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
-        if not is_constant(keyword(call.node, "download"), True) or not _on_every_rank(context, call, 0):
+        if not is_constant(keyword(call.node, "download"), True) or not on_every_rank(context, call, 0):
             continue
         alike = [
             c
             for c in context.calls_in_component(function.module, call.last)
-            if is_constant(keyword(c.node, "download"), True)
+            if is_constant(keyword(c.node, "download"), True) and context.run_by_ranks(c.function)
         ]
-        if any(not _on_every_rank(context, c, 0) for c in alike):
+        if any(not on_every_rank(context, c, 0) for c in alike):
             continue  # one rank has been first
         message = (
             f"every rank downloads and unpacks `{call.last}` into the same folder at the same time: a rank may read"
@@ -42,7 +42,7 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP609", function.module, call.node, message, fix)
 
 
-def _of_ranks(context: Context, function: Function) -> bool:
+def ranks_run(context: Context, function: Function) -> bool:
     """Tell whether the ranks run a function: they make data sets, too, and what starts them runs before they do."""
     if not context.plain(function.module) or any(call.name in SPAWN for call in function.calls):
         return False
@@ -53,7 +53,7 @@ def _of_ranks(context: Context, function: Function) -> bool:
 
 def caches(context: Context, function: Function) -> Iterator[Found]:
     """Yield a file that every rank makes if it does not see it, as a cache of prepared data."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for test, _, _ in function.tests:
         looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
@@ -64,7 +64,7 @@ def caches(context: Context, function: Function) -> Iterator[Found]:
             guards = [g.test for g in call.place.guards]
             if test.test not in guards or any(ALONE.search(ast.unparse(guard)) for guard in guards):
                 continue
-            if not _on_every_rank(context, call, 0):
+            if not on_every_rank(context, call, 0):
                 continue
             words = {
                 w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)
@@ -95,14 +95,35 @@ def _writes(call: Call, path: str) -> bool:
     return call.last in ("save", "savez", "tofile", "dump") and path in given
 
 
-def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
+def on_every_rank(context: Context, call: Call, depth: int) -> bool:
     """Tell whether a call stands under no condition of the rank, nor do the calls by which it is reached."""
     if context.ranks.partial(call) is not None or context.ranks.alone(call.function, call.place.guards):
         return False
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
+    if isinstance(call.function.node, ast.Module) and not context.run_by_ranks(call.function):
+        return False  # a program of one process, which has a function in common with the ranks
     sites = context.program.sites.get(id(call.function), ())
-    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in sites)
+    if depth > 3 or not sites or is_started(context, call.function):
+        return True
+    return any(not _before_ranks(site) and on_every_rank(context, site, depth + 1) for site in sites)
+
+
+def _before_ranks(site: Call) -> bool:
+    """Tell whether a call stands before the start of the ranks, in the process that starts them."""
+    return any(starts_ranks(c) and c.order > site.order for c in site.function.calls)
+
+
+def starts_ranks(call: Call) -> bool:
+    """Tell whether a call starts the ranks as processes."""
+    return call.name in SPAWN or (call.last == "Process" and keyword(call.node, "target") is not None)
+
+
+def is_started(context: Context, function: Function) -> bool:
+    """Tell whether a function is what mp.spawn or a process runs."""
+    calls = [c for last in STARTERS for c in context.calls_in_component(function.module, last) if starts_ranks(c)]
+    given = [c.node.args[0] if c.name in SPAWN and c.node.args else keyword(c.node, "target") for c in calls]
+    return any(one is not None and dotted(one).rpartition(".")[2] == function.name for one in given)
 
 
 def workers(context: Context, function: Function) -> Iterator[Found]:
@@ -111,6 +132,8 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         given = keyword(call.node, "num_workers") if call.last == "DataLoader" else None
+        if call.last == "Pool" and call.node.args and ranks_run(context, function) and on_every_rank(context, call, 0):
+            given = call.node.args[0]
         if given is None:
             continue
         values = [given, *(a.value for a in context.program.assigned(function, dotted(given)) if dotted(given))]
@@ -126,12 +149,12 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
 
 def folders(context: Context, function: Function) -> Iterator[Found]:
     """Yield folders that every rank makes if it does not see them: all but the first fail."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
         made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
         made = made or (call.last == "mkdir" and not call.node.args and call.name != "os.mkdir")
-        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not _on_every_rank(context, call, 0):
+        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not on_every_rank(context, call, 0):
             continue
         absent = any(re.search(r"exists\(|isdir\(|is_dir\(", ast.unparse(g.test)) for g in call.place.guards)
         words = {name for value in arguments_of(call.node) for name in names_in(value)}
@@ -146,11 +169,11 @@ def folders(context: Context, function: Function) -> Iterator[Found]:
 
 def logs(context: Context, function: Function) -> Iterator[Found]:
     """Yield TensorBoard and W&B runs that every rank opens, into one folder."""
-    if not _of_ranks(context, function):
+    if not ranks_run(context, function):
         return
     for call in function.calls:
         named = call.last if call.last == "SummaryWriter" else call.name
-        if named not in WRITERS or not _on_every_rank(context, call, 0) or _in_choice(context, call):
+        if named not in WRITERS or not on_every_rank(context, call, 0) or _in_choice(context, call):
             continue
         words = {name for value in arguments_of(call.node) for name in names_in(value)}
         for name in sorted(words):
@@ -209,7 +232,7 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
-        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_ENVIRONMENT)
+        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)
         if path is None or not nodes or _is_option(context, function, path):
             continue
         inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]

@@ -130,6 +130,31 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
             yield Found(rule, function.module, test, message, fix)
 
 
+def skipped_backward(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `if not isnan(loss): loss.backward()`: a rank whose loss is not finite leaves the reductions out."""
+    if id(function.module) not in context.distributed:
+        return
+    for test, place, _ in function.tests:
+        finite = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last_of(n) in FINITE]
+        if not finite or not place.loops or context.agreed(function, names_in(test.test)):
+            continue
+        if any("grad" in name or "norm" in name for name in names_in(test.test)):
+            continue
+        backward = [c for c in function.calls if c.last == "backward" and c.place.loops[-1:] == place.loops[-1:]]
+        within = [c for c in backward if any(g.test is test.test and not g.early for g in c.place.guards)]
+        if not within or len(within) < len(backward) or context.ranks.alone(function, place.guards):
+            continue
+        sides = {g.holds for c in within for g in c.place.guards if g.test is test.test}
+        if len(sides) > 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        message = (
+            f"`{shown(test.test, 40)}` looks at the loss of one rank; a rank whose loss is not finite does not go"
+            " backward, and the others wait for it in the reduction of the gradients"
+        )
+        fix = f"reduce the decision `{shown(test.test, 40)}` over all ranks (`all_reduce` with MAX) before the `if`"
+        yield Found("DDP105", function.module, test, message, fix)
+
+
 def _leaves_of(function: Function, test: ast.If) -> Exit | None:
     last = test.body[-1]
     return next((e for e in function.exits if e.node is last and e.kind != "raise"), None)
@@ -219,4 +244,4 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (exits, flags, clocked_loops)
-OF_RANKS = (decisions,)  # only where several ranks run the file
+OF_RANKS = (decisions, skipped_backward)  # only where several ranks run the file

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from .module import Assignment, Call, Class, Function, Module, dotted
+from .module import Assignment, Call, Class, Function, Module, argument, dotted, is_constant
 
 # Packages that nobody's own file stands for, unless it lies right beside the importing one.
 FOREIGN = {
@@ -23,6 +23,8 @@ COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pret
 SOURCES = (("src",), ("lib",))
 ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
 SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
+# `import_module("data." + name)`: any file of the package may be meant.
+BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*f?[\"']([A-Za-z_][\w.]*)\.(?:[\"']\s*[+%]|\{|%s)")
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -47,6 +49,7 @@ class Program:
         self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
         self._stars: dict[int, list[Module]] = {}
         self._imports_of: dict[int, list[Module]] = {}
+        self._given: dict[tuple[int, str], Class | None] = {}
         self.calls_named: dict[str, list[Call]] = defaultdict(list)
         for module in self.modules:
             for function in module.functions:
@@ -63,6 +66,61 @@ class Program:
                     target = self.called(call)
                     if target is not None:
                         self.sites[id(target)].append(call)
+        waiting = [call for module in self.modules for f in module.functions for call in f.calls if self._may_be(call)]
+        for call in waiting:
+            if (target := self._method_given(call)) is not None:
+                self._called[id(call)] = target
+                self.sites[id(target)].append(call)
+
+    def _may_be(self, call: Call) -> bool:
+        """Tell whether a call that was not resolved has the name of a method of these files."""
+        unknown = self._called[id(call)] is None and type(call.node.func) is ast.Attribute
+        return unknown and call.last in self.methods and call.function.owner is not None
+
+    def _method_given(self, call: Call) -> Function | None:
+        owner, _, last = dotted(call.node.func).rpartition(".")
+        function = call.function
+        if not owner or owner in ("self", "cls") or owner.count(".") > (1 if owner.startswith("self.") else 0):
+            return None
+        made = self.given_class(function, owner)
+        return self.method(made, last) if made is not None else None
+
+    def given_class(self, function: Function, name: str, depth: int = 0) -> Class | None:
+        """Return the class of an object that all callers give for a parameter, also where it is kept as `self.x`."""
+        key = (id(function), name)
+        if key in self._given or depth > 3:
+            return self._given.get(key)
+        self._given[key] = None  # for a function that gives it to itself
+        if name.startswith("self."):
+            found = self._kept(function, name, depth)
+        elif name in function.parameters and name not in function.assignments:
+            found = self._of_callers(function, name, depth)
+        else:
+            found = self.class_of(function, name)
+        self._given[key] = found
+        return found
+
+    def _kept(self, function: Function, name: str, depth: int) -> Class | None:
+        owner = function.of_class
+        kept = [(m, a) for m in owner.methods.values() for a in m.assignments.get(name, ())] if owner else []
+        found = {
+            self.given_class(method, assignment.value.id, depth + 1) if isinstance(assignment.value, ast.Name) else None
+            for method, assignment in kept
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _of_callers(self, function: Function, name: str, depth: int) -> Class | None:
+        found: set[Class | None] = set()
+        for site in self.sites.get(id(function), ()):
+            value = argument(site, function, name)
+            if value is None or is_constant(value, None):
+                continue
+            if isinstance(value, ast.Call):
+                made = self.lookup(site.function.module, dotted(value.func)) if dotted(value.func) else None
+                found.add(made if isinstance(made, Class) else None)
+            else:
+                found.add(self.given_class(site.function, dotted(value), depth + 1) if dotted(value) else None)
+        return found.pop() if len(found) == 1 else None
 
     def imported(self, module: Module, written: str) -> Module | None:
         """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""
@@ -90,9 +148,15 @@ class Program:
             above = folder[: len(root)] == root
             if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in SOURCES or root in self.added):
                 continue
-            if best is None or len(root) > best[0]:
-                best = (len(root), found)
+            # A file of a package that imports its neighbours by dots means one from above without them.
+            depth = -1 if root == folder and root and self._is_in_package(module) else len(root)
+            if best is None or depth > best[0]:
+                best = (depth, found)
         return best[1] if best else None
+
+    def _is_in_package(self, module: Module) -> bool:
+        """Tell whether a file is one of a package: it imports a neighbour by dots."""
+        return any(written.startswith(".") for written, _ in module.relative.values())
 
     def _components(self) -> dict[int, int]:
         """Return a number for each module; those that import each other, directly or not, have the same."""
@@ -118,8 +182,25 @@ class Program:
                 for target in (self.imported(module, written), self.imported(module, f"{written}{dots}{name}")):
                     if target is not None and target is not module:
                         found[id(target)] = target
+            for target in self._imported_by_name(module):
+                found[id(target)] = target
             self._imports_of[id(module)] = list(found.values())
         return self._imports_of[id(module)]
+
+    def _imported_by_name(self, module: Module) -> list[Module]:
+        """Return the files of the packages of which a file imports one by a name that a setting tells."""
+        if "import" not in module.file.text or ("import_module(" not in module.file.text):
+            return []
+        folder = module.parts if module.is_package else module.parts[:-1]
+        found: list[Module] = []
+        for match in BY_NAME.finditer(module.file.text):
+            wanted = tuple(match[1].split("."))
+            for other in self.modules:
+                package = other.parts if other.is_package else other.parts[:-1]
+                root = package[: len(package) - len(wanted)]
+                if package[len(root) :] == wanted and folder[: len(root)] == root and other is not module:
+                    found.append(other)
+        return found
 
     def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
         """Return what `name`, as it stands in `module` (`f`, `package.f`, `Class.method`), means."""
@@ -214,12 +295,30 @@ class Program:
                 return None
             return self.method(held, name.rpartition(".")[2]) if held else found_by_name
         if any(first in f.assignments or first in f.parameters for f in _chain(function)):
+            if not rest and (other := self._other_name(function, first)) is not None:
+                return other
             held = self.class_of(function, name.rpartition(".")[0]) if rest else None
             return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
-        found = self.lookup(function.module, name)
+        return self._meant(function.module, name)
+
+    def _meant(self, module: Module, name: str) -> Function | None:
+        """Return what a call of a name in a file runs; that of `f.apply` of autograd is its forward."""
+        found = self.lookup(module, name)
         if isinstance(found, Class):
             return self.method(found, "__init__")
+        if found is None and name.endswith(".apply"):
+            owner = self.lookup(module, name.rpartition(".")[0])
+            if isinstance(owner, Class) and any(base.rpartition(".")[2] == "Function" for base in owner.bases):
+                return owner.methods.get("forward")
         return found if isinstance(found, Function) else None
+
+    def _other_name(self, function: Function, name: str) -> Function | None:
+        """Return the function for which a variable is another name: `gather = Gather.apply`."""
+        values = [assignment.value for assignment in self.assigned(function, name)]
+        written = dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
+        if not written or written.partition(".")[0] in ("self", "cls", name):
+            return None
+        return self._meant(function.module, written)
 
     def unambiguous(self, call: Call) -> bool:
         """Tell whether a call can only mean the function that `called` returns.
@@ -303,6 +402,8 @@ class Program:
         found: set[Class] = set()
         for assignment in self.assigned(function, name):
             value = assignment.value
+            if isinstance(value, ast.IfExp) and is_constant(value.orelse, None):
+                value = value.body
             while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
                 value = value.func.value
             if not isinstance(value, ast.Call) or not dotted(value.func):

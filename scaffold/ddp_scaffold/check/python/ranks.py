@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, shown
+from .module import argument as argument
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -16,6 +17,8 @@ Who = Literal["first", "others", "some"]
 RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
+MACHINE = re.compile(r"\bnr\s*\*")  # the number of a node: `rank = args.nr * args.gpus + gpu`
+NUMBER = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # 0 on the first: `if not args.rank`
 FIRST = re.compile(
     r"(?:is_|on_)?(?:(?:local|global|world)_)?(?:main|master|rank_?(?:0|zero)|chief|primary|global_zero|(?:world|local)_process_zero)"
     r"(?:_(?:process|rank|proc|node|worker))?"
@@ -125,6 +128,8 @@ class Ranks:
             return any(sides) if isinstance(test.op, ast.And) is holds else all(sides)
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             op, right = type(test.ops[0]), ast.unparse(test.comparators[0])
+            if isinstance(test.left, ast.Constant) and test.left.value in RANK_VARIABLES:  # no launcher has set it
+                return right.endswith("environ") and op is (ast.NotIn if holds else ast.In)
             last = dotted(test.left.func if isinstance(test.left, ast.Call) else test.left).rpartition(".")[2]
             if COUNT.fullmatch(last):
                 one = {("1", ast.Eq), ("1", ast.LtE), ("2", ast.Lt)}
@@ -162,8 +167,8 @@ class Ranks:
             return self._of_several(function, test, depth)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.who(function, test.operand, depth + 1)
-            if inner is None and isinstance(test.operand, ast.Call) and self.is_rank(function, test.operand):
-                return "first"  # not get_rank()
+            if inner is None and self._is_number_of_rank(function, test.operand):
+                return "first"  # not get_rank(), not args.rank
             return INVERSE[inner] if inner and not isinstance(test.operand, ast.BoolOp) else inner and "some"
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._of_comparison(function, test, depth)
@@ -175,6 +180,11 @@ class Ranks:
         if not name:
             return "first" if isinstance(test, ast.Attribute) and says_first(test.attr) else None
         return self._of_name(function, name, depth)
+
+    def _is_number_of_rank(self, function: Function, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call):
+            return self.is_rank(function, node)
+        return NUMBER.fullmatch(dotted(node).rpartition(".")[2]) is not None
 
     def _of_several(self, function: Function, test: ast.BoolOp, depth: int) -> Who | None:
         sides = [self.who(function, value, depth + 1) for value in test.values]
@@ -328,6 +338,8 @@ class Ranks:
         last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
         if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):
             return True
+        if last == "nr" and MACHINE.search(function.module.file.text):
+            return True
         if name and isinstance(node, (ast.Name, ast.Attribute)):
             values = [a.value for a in self.program.assigned(function, name)]
             known = [value for value in values if value is not None and not isinstance(value, ast.Constant)]
@@ -338,6 +350,8 @@ class Ranks:
         """Return which ranks pass a guard, in words: `only rank 0`."""
         test = shown(guard.test, 50)
         local = "local" in test.lower()
+        if re.search(r"\bnr\b", test):
+            return "only the ranks of the first node" if who == "first" else "every rank but those of the first node"
         if who == "first":
             return "only the first rank of each node" if local else "only rank 0"
         if who == "others":
@@ -374,16 +388,3 @@ def is_off(function: Function, name: str) -> bool:
 def says_first(name: str) -> bool:
     """Tell whether a name says that it is true on rank 0: `is_main_process`, `master_process`, `is_global_zero`."""
     return bool(FIRST.fullmatch(name)) and name not in NOT_FIRST
-
-
-def argument(call: Call, function: Function, name: str) -> ast.expr | None:
-    """Return what a call gives for a parameter of the function that it reaches."""
-    for word in call.node.keywords:
-        if word.arg == name:
-            return word.value
-    if any(isinstance(arg, ast.Starred) for arg in call.node.args):
-        return None
-    parameters = function.parameters
-    bound = function.of_class is not None and parameters[:1] in (["self"], ["cls"])
-    position = parameters.index(name) - (1 if bound else 0)
-    return call.node.args[position] if 0 <= position < len(call.node.args) else None

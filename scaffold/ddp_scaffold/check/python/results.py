@@ -42,7 +42,7 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             c.last == "backward" for c in function.calls
         ):
             continue  # what is done with the samples stands here, and is no training
-        if HELD_OUT.search(name) or call.place.guards or _shares_itself(context, function, call):
+        if HELD_OUT.search(name) or call.place.guards or shares_itself(context, function, call):
             continue
         if not comes_to(context, function, name, _trained_on, held_out=False):
             continue
@@ -144,7 +144,7 @@ def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr]
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     loops = [loop for loop in loops if not _keeps_by_index(loop)]
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
-    return bool(loops) and not trains and reduces(context, function)
+    return bool(loops) and not trains and context.run_by_ranks(function) and reduces(context, function)
 
 
 def _keeps_by_index(loop: ast.For) -> bool:
@@ -178,7 +178,7 @@ def _made_by(assignment: Assignment, call: Call) -> bool:
     return value is call.node
 
 
-def _shares_itself(context: Context, function: Function, call: Call) -> bool:
+def shares_itself(context: Context, function: Function, call: Call) -> bool:
     """Tell whether the data set may share its samples out, or the loader is given to what does."""
     dataset = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
     if dataset is None or not any(m.functions and context.plain(m) for m in (function.module,)):
@@ -231,20 +231,21 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             ):
                 continue
             loader = _loader_with(function, name)
-            counted = comes_to(context, function, loader, _reduced_on, held_out=True)
+            counted = loader is not None and loader_comes_to(context, function, loader, _reduced_on)
             if counted and not is_constant(keyword(call.node, "drop_last"), True):
                 yield _padded(function, call, f"`{name}`" if name else "the sampler")
             elif (
                 not counted
+                and loader is not None
                 and not _reduces_anywhere(context, function)
-                and comes_to(context, function, loader, _measured_alone, held_out=True)
+                and loader_comes_to(context, function, loader, _measured_alone)
             ):
                 yield _of_one_part(function, call, name)
             continue
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        inline = not name and _inline(function, call)
+        inline = not name and (_inline(function, call) or _made_by_helper(context, function, call))
         if (
             not in_order
             and (name or inline)
@@ -299,11 +300,11 @@ def _measured_alone(context: Context, function: Function, holds: Callable[[ast.e
 def _evaluates(context: Context, function: Function, call: Call, name: str) -> bool:
     """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
     loader = _loader_with(function, name)
-    if not loader or is_constant(keyword(call.node, "drop_last"), True):
+    if loader is None or is_constant(keyword(call.node, "drop_last"), True):
         return False
     if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
         return False
-    return comes_to(context, function, loader, _counted_on, held_out=True)
+    return loader_comes_to(context, function, loader, _counted_on)
 
 
 def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
@@ -313,14 +314,30 @@ def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr]
     )
 
 
-def _loader_with(function: Function, sampler: str) -> str:
-    """Return the name of the loader that is given a sampler."""
+def _loader_with(function: Function, sampler: str) -> Call | None:
+    """Return the loader that is given a sampler, unless it leaves out what the sampler has repeated."""
     for call in function.calls:
         given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
         if given is not None and sampler and sampler in _names(given):
             chosen = isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test)
-            return "" if chosen or is_constant(keyword(call.node, "drop_last"), True) else _assigned(function, call)
-    return ""
+            return None if chosen or is_constant(keyword(call.node, "drop_last"), True) else call
+    return None
+
+
+def loader_comes_to(context: Context, function: Function, loader: Call, end: End) -> bool:
+    """Tell whether a loader comes to an `end` of validation, under its name or as what a function returns."""
+    if name := _assigned(function, loader):
+        return comes_to(context, function, name, end, held_out=True)
+    if not any(isinstance(e.node, ast.Return) and e.node.value is loader.node for e in function.exits):
+        return False
+    for site in context.program.sites.get(id(function), ()):
+        names = [n for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
+        if any(
+            HELD_OUT.search(n.rpartition(".")[2]) and comes_to(context, site.function, n, end, held_out=True)
+            for n in names
+        ):
+            return True
+    return False
 
 
 def _warns(function: Function) -> bool:
@@ -337,6 +354,20 @@ def _names_samples(context: Context, function: Function) -> bool:
     return context.says(function.module, COCO)
 
 
+def _made_by_helper(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a function returns a sampler that shuffles, as far as its callers tell, for the training."""
+    if not any(isinstance(e.node, ast.Return) and e.node.value is call.node for e in function.exits):
+        return False
+    shuffle = keyword(call.node, "shuffle")
+    if shuffle is None or is_constant(shuffle, True):
+        return True
+    sites = context.program.sites.get(id(function), ())
+    given = (
+        [argument(site, function, dotted(shuffle)) for site in sites] if dotted(shuffle) in function.parameters else []
+    )
+    return any(is_constant(value, True) for value in given)
+
+
 def _inline(function: Function, call: Call) -> bool:
     """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
     for other in function.calls:
@@ -349,7 +380,8 @@ def _inline(function: Function, call: Call) -> bool:
 def _epochs(context: Context, function: Function) -> bool:
     """Tell whether a file that is connected with this one loops over epochs."""
     return any(
-        isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place))
+        _yields_again(loop)
+        or (isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place)))
         for module in context.in_component(function.module)
         for other in module.functions
         for loop, place in other.loops
@@ -360,6 +392,35 @@ def _endless(loop: ast.For, place: Place) -> bool:
     """Tell whether a loop goes over data again and again: `while True: for batch in loader:`."""
     around = place.loops[-1] if place.loops else None
     return isinstance(around, ast.While) and re.search(r"load|data", ast.unparse(loop.iter).lower()) is not None
+
+
+def _yields_again(loop: ast.stmt) -> bool:
+    """Tell whether a loop without end gives out a loader again and again: `while True: yield from loader`."""
+    if not (isinstance(loop, ast.While) and is_constant(loop.test, True)):
+        return False
+    given = [s.value.value for s in loop.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.YieldFrom)]
+    return any(re.search(r"load|data", ast.unparse(one).lower()) for one in given)
+
+
+def steps_of_some(context: Context, function: Function) -> Iterator[Found]:
+    """Yield steps of an optimizer or a scheduler that only some ranks make: learning rates or weights drift apart."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        owner = dotted(call.node.func).rpartition(".")[0].lower()
+        if call.last != "step" or not re.search(r"optim|sched|^opt$", owner) or not call.place.guards:
+            continue
+        found = context.ranks.partial(call)
+        if found is None or found[0].early or not context.run_by_ranks(function):
+            continue
+        others = (c for c in function.calls if c is not call and dotted(c.node.func) == dotted(call.node.func))
+        if any(any(g.test is found[0].test and g.holds != found[0].holds for g in c.place.guards) for c in others):
+            continue
+        what = "learning rates of the ranks differ" if "sched" in owner else "weights of the ranks differ"
+        ranks = "some ranks" if found[1] == "some" else context.ranks.words(*found)
+        message = f"`{shown(call.node.func)}` runs on {ranks}: from then on the {what}"
+        fix = f"call `{shown(call.node.func)}` on every rank, outside of `if {shown(found[0].test, 40)}`"
+        yield Found("DDP222", function.module, call.node, message, fix)
 
 
 def past_ddp(context: Context, function: Function) -> Iterator[Found]:
@@ -673,6 +734,10 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
         if given is None:
             continue
+        if (same := _of_rank_alone(context, function, call, given)) is not None:
+            if not HELD_OUT.search(_assigned(function, call)):
+                yield same
+            continue
         target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
         if target is None and dotted(given) in function.inner:
             target = function.inner[dotted(given)]
@@ -693,8 +758,28 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP205", function.module, call.node, message, fix)
 
 
+def _of_rank_alone(context: Context, function: Function, call: Call, given: ast.expr) -> Found | None:
+    """Return the finding of `partial(seed_worker, rank=rank)`, where the function does not use the worker's number."""
+    if not isinstance(given, ast.Call) or not given.args or dotted(given.func).rpartition(".")[2] != "partial":
+        return None
+    target = context.program.lookup(function.module, dotted(given.args[0])) if dotted(given.args[0]) else None
+    workers = keyword(call.node, "num_workers")
+    if not isinstance(target, Function) or not target.parameters or is_constant(workers, 1) or is_constant(workers, 0):
+        return None
+    words = names_in(target.node)
+    seeds = any(_seeds(node) for node in ast.walk(target.node))
+    if not seeds or target.parameters[0] in words or words & {"initial_seed", "get_worker_info", "get_state", "time"}:
+        return None
+    message = (
+        f"`{target.name}` does not use `{target.parameters[0]}`: all workers of a rank draw the same augmentations, and"
+        " draw them again in each epoch"
+    )
+    fix = "seed from torch.initial_seed(), which differs by rank and worker, or leave worker_init_fn out"
+    return Found("DDP205", function.module, call.node, message, fix)
+
+
 def _seeds(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed"))
+    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed")) and bool(node.args)
 
 
 def _constant_seed(seed: ast.AST, target: Function | None) -> bool:
@@ -733,4 +818,11 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (no_sync, orders, generators)
-OF_RANKS = (loaders, samplers, past_ddp, reduced_losses, worker_seeds)  # only where several ranks run the file
+OF_RANKS = (
+    steps_of_some,
+    loaders,
+    samplers,
+    past_ddp,
+    reduced_losses,
+    worker_seeds,
+)  # only where several ranks run the file

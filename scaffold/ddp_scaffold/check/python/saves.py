@@ -5,10 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, arguments_of, dotted, keyword, last_of, names_in, shown
+from .module import (
+    Assignment,
+    Call,
+    Function,
+    Module,
+    arguments_of,
+    default_of,
+    dotted,
+    keyword,
+    last_of,
+    names_in,
+    shown,
+)
 from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
@@ -19,6 +32,15 @@ STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
+# What makes an object that torch.load refuses: what that is, and what to save instead.
+OBJECTS = {
+    "numpy.random.get_state": ("the state of numpy's generator, a tuple with an array,", "list({0}[1])"),
+    "datetime.datetime.now": ("a datetime", "{0}.isoformat()"),
+    "datetime.timedelta": ("a timedelta", "{0}.total_seconds()"),
+    "collections.defaultdict": ("a defaultdict", "dict({0})"),
+    "pathlib.Path": ("a Path", "str({0})"),
+    "collections.deque": ("a deque", "list({0})"),
+}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
 HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
 ALLOWED = re.compile(r"safe_globals")
@@ -29,6 +51,15 @@ NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
     r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
+LAST = re.compile(r"^(?:.*[_-])?(?:last|latest|newest)(?:[_.-]|$)", re.IGNORECASE)
+OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
+ELSEWHERE = re.compile(
+    r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
+)
+ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNORECASE)
+COUNTER = re.compile(r"(?:start|resume|init|begin|last|current)_?(?:epoch|step|iter\w*)")
+BY_LAUNCHER = re.compile(r"init_method\s*=\s*[\"']env://")
+ONE_NODE = re.compile(r"mp\.spawn|multiprocessing\.spawn|MASTER_ADDR[\"']\]\s*=")
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
@@ -59,7 +90,10 @@ def each_node(context: Context, function: Function) -> Iterator[Found]:
         found = context.ranks.partial(call) if call.place.guards else None
         if found is None or found[1] != "first" or id(found[0].test) in seen or found[0].early:
             continue
-        if not _first_of_node(found[0].test) or any(GLOBAL.search(ast.unparse(g.test)) for g in call.place.guards):
+        if not _is_first_of_node(context, function, found[0].test):
+            continue
+        told = [g for g in call.place.guards if g is not found[0] or _first_of_node(g.test)]
+        if any(GLOBAL.search(ast.unparse(g.test)) for g in told):
             continue
         save = _save_within(context, call)
         if save is None:
@@ -77,6 +111,14 @@ def each_node(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP306", function.module, call.node, message, fix)
 
 
+def _is_first_of_node(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a condition, or what the flag that is tested is made of, is one of the rank within its node."""
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    flags = [dotted(part) for part in parts if dotted(part)]
+    values = [a.value for flag in flags for a in context.program.assigned(function, flag) if a.value is not None]
+    return any(_first_of_node(one) for one in (test, *values))
+
+
 def _first_of_node(test: ast.expr) -> bool:
     """Tell whether a condition is one of the rank within its node: `local_rank == 0`, `rank % gpus_per_node == 0`."""
     for part in ast.walk(test):
@@ -88,8 +130,10 @@ def _first_of_node(test: ast.expr) -> bool:
 
 
 def _has_nodes(context: Context, function: Function) -> bool:
-    """Tell whether a program is made for several nodes: it tells the rank of all from the one within a node."""
-    return context.says(function.module, NODES)
+    """Tell whether a program may run on several nodes: it tells the rank of all from the local one, or a launcher."""
+    if context.says(function.module, NODES):
+        return True
+    return context.says(function.module, BY_LAUNCHER) and not context.says(function.module, ONE_NODE)
 
 
 def _save_within(context: Context, call: Call, depth: int = 0) -> Call | None:
@@ -116,12 +160,19 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     function = call.function
     if depth > 4 or context.ranks.partial(call) is not None:
         return False
-    if any(not (_of_numbers(guard.test) or (guard.early and _is_option(guard.test))) for guard in call.place.guards):
+    if any(
+        not (_of_numbers(g.test) or _of_type(g.test) or (g.early and _is_option(g.test))) for g in call.place.guards
+    ):
         return False
     if isinstance(function.node, ast.Module) or function.name in ENTRIES:
         return id(function.module) in context.distributed and _joins(context, function)
     callers = context.program.sites.get(id(function), [])
-    return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
+    return any(_on_all(context, caller, depth + 1) for caller in callers)
+
+
+def _of_type(test: ast.expr) -> bool:
+    """Tell whether a condition asks for the type of a model, which is the same on all ranks."""
+    return isinstance(test, ast.Call) and dotted(test.func) == "isinstance"
 
 
 def _joins(context: Context, function: Function) -> bool:
@@ -156,7 +207,9 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
     saved = [c for c in function.calls if c.name == "torch.save" and len(c.node.args) > 1]
     for call in function.calls:
         copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
-        state = call in saved and _is_state(context, function, call.node.args[0])
+        state = call in saved and (
+            _is_state(context, function, call.node.args[0]) or _is_newest(context, function, call)
+        )
         if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
@@ -168,6 +221,12 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
         yield Found("DDP301", function.module, call.node, message, fix)
+
+
+def _is_newest(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a file is called the last one: weights from which training goes on."""
+    path = _constant_path(context, function, call.node.args[1])
+    return path is not None and LAST.search(path.rpartition("/")[2]) is not None
 
 
 def removed_first(context: Context, function: Function) -> Iterator[Found]:
@@ -226,6 +285,8 @@ def _apart(call: Call, other: Call) -> bool:
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
+    if any(_is_state(context, where, value) for where, value in _given_by(context, function, node)):
+        return True
     if any(isinstance(k, ast.Constant) and STATE.search(str(k.value)) for k, _ in _put_in(function, dotted(node))):
         return True
     values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
@@ -238,13 +299,25 @@ def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     return False
 
 
+def _given_by(context: Context, function: Function, node: ast.expr) -> list[tuple[Function, ast.expr]]:
+    """Return what the callers of a function give for a parameter, each with the caller."""
+    if not isinstance(node, ast.Name) or node.id not in function.parameters or node.id in function.assignments:
+        return []
+    sites = [site for site in context.program.sites.get(id(function), ()) if site.function is not function]
+    given = [(site.function, argument(site, function, node.id)) for site in sites]
+    return [(where, value) for where, value in given if value is not None]
+
+
 def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
     """Return the file name at the end of a path that no step or epoch changes, or None."""
     if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
         sites = context.program.sites.get(id(function), ())
         given = [argument(site, function, node.id) for site in sites] if depth < 3 else []
+        default = default_of(function, node.id)
         found = {
-            _constant_path(context, site.function, value, depth + 1) if value is not None else None
+            _constant_path(context, site.function, value, depth + 1)
+            if value is not None
+            else (_constant_path(context, function, default, depth + 1) if default is not None else None)
             for site, value in zip(sites, given, strict=False)
         }
         return found.pop() if len(found) == 1 else None
@@ -270,6 +343,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        fixed = all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node))
+        return _constant_path(context, function, node.func.value, depth + 1) if fixed else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         end = _constant_path(context, function, node.args[-1], depth)
         return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
@@ -311,17 +387,24 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, _ in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        load = next((c for c in inner if c.last in LOADS or _loads_checkpoint(function, c)), None)
+        load = next(
+            (c for c in inner if c.last in LOADS or _loads_checkpoint(function, c) or _loads_within(context, c)), None
+        )
         if load is None or any(c.last == "backward" for c in inner):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]
             ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
-            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", *LOADS) for n in nodes)
-            if ends or again or not types & {"Exception", "BaseException", "RuntimeError"}:
+            again = any(isinstance(n, ast.Call) and last_of(n) in ("load", load.last, *LOADS) for n in nodes)
+            optimizer = load.last == "load_state_dict" and re.search(r"optim|sched", dotted(load.node.func).lower())
+            broad = {"Exception", "BaseException", "RuntimeError", *(("ValueError", "KeyError") if optimizer else ())}
+            if ends or again or not types & broad:
                 continue
             if any(isinstance(n, ast.Call) and dotted(n.func).endswith("exit") for n in nodes):
+                continue
+            if optimizer:
+                yield _anew(function, handler, load)
                 continue
             message = (
                 f"a rank on which `{shown(load.node.func)}` fails begins again, while the others resume:"
@@ -336,6 +419,23 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP304", function.module, newer, message, fix)
 
 
+def _loads_within(context: Context, call: Call) -> bool:
+    """Tell whether a call runs a function of these files that loads a file into a model."""
+    target = context.program.called(call)
+    if target is None or re.search(r"data|token|vocab|embed", target.name.lower()):
+        return False
+    return {"torch.load"} <= {c.name for c in target.calls} and any(c.last == "load_state_dict" for c in target.calls)
+
+
+def _anew(function: Function, handler: ast.ExceptHandler, load: Call) -> Found:
+    message = (
+        f"where `{shown(load.node.func)}` fails, training goes on with a new state: moments and learning rate begin"
+        " again, on each rank by itself, and the run looks as one that was resumed"
+    )
+    fix = "let the error end the job; begin anew only where the user asks for it"
+    return Found("DDP303", function.module, handler, message, fix)
+
+
 def _loads_checkpoint(function: Function, call: Call) -> bool:
     """Tell whether torch.load reads a checkpoint, and no data: by its names, or by what is done with it."""
     if call.name != "torch.load":
@@ -346,7 +446,7 @@ def _loads_checkpoint(function: Function, call: Call) -> bool:
 
 def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     """Yield `names[-1]` of checkpoints that are listed and sorted by name."""
-    listed = {
+    listed: dict[str, str] = {
         name: " ".join(ast.unparse(a.value) for a in found if a.value is not None)
         for name, found in function.assignments.items()
         if any(a.value is not None and re.search(r"glob\(|listdir\(|iterdir\(", ast.unparse(a.value)) for a in found)
@@ -356,10 +456,12 @@ def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     parts = (part for statement in getattr(function.node, "body", ()) for part in walk_body(statement))
     last = [part for part in parts if isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"]
     for part in sorted(last, key=lambda one: one.lineno):
-        name = dotted(part.value)
+        inner = part.value
+        at_once = isinstance(inner, ast.Call) and last_of(inner) in ("sorted", "sort", "natsorted")
+        name = dotted(inner.args[0]) if isinstance(inner, ast.Call) and inner.args else dotted(inner)
         text = listed.get(name, "")
-        ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
-        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text):
+        ordered = at_once or "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text, re.IGNORECASE):
             yield part
             return
 
@@ -388,13 +490,22 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             node,
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
         ]
-        for value in values:
-            pairs: list[tuple[ast.expr | None, ast.expr]] = _put_in(function, dotted(node))
-            if isinstance(value, ast.Dict):
-                pairs += list(zip(value.keys, value.values, strict=True))
-            elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
-                pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
-            yield from _refused(context, function, pairs, strict[0])
+        yield from _refused(context, function, [*_put_in(function, dotted(node)), *_pairs(values)], strict[0])
+        for where, value in _given_by(context, function, node):
+            named = dotted(value)
+            made = [a.value for a in context.program.assigned(where, named) if named and a.value is not None]
+            yield from _refused(context, where, [*_put_in(where, named), *_pairs([value, *made])], strict[0])
+
+
+def _pairs(values: list[ast.expr]) -> list[tuple[ast.expr | None, ast.expr]]:
+    """Return the keys and values of dicts that are written down."""
+    found: list[tuple[ast.expr | None, ast.expr]] = []
+    for value in values:
+        if isinstance(value, ast.Dict):
+            found += list(zip(value.keys, value.values, strict=True))
+        elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
+            found += [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
+    return found
 
 
 def _refused(
@@ -410,6 +521,8 @@ def _refused(
             (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
         ):
             what, instead = "an argparse.Namespace", f"vars({held.id})"
+        elif (other := _other_object(context, function, held)) is not None:
+            what, instead = other
         elif _is_array(context, function, held):
             what, instead = "an array of numpy", f"torch.from_numpy({shown(held, 30)})"
         elif _is_of_numpy(context, function, held):
@@ -422,6 +535,16 @@ def _refused(
         )
         fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
         yield Found("DDP305", function.module, held, message, fix)
+
+
+def _other_object(context: Context, function: Function, node: ast.expr) -> tuple[str, str] | None:
+    """Return what an object is that torch.load refuses, by the call that makes it, and what to save instead."""
+    values = [a.value for a in context.program.assigned(function, dotted(node)) if dotted(node)] or [node]
+    made = {function.module.full_name(v.func) if isinstance(v, ast.Call) else "" for v in values}
+    if len(made) != 1:
+        return None
+    what, instead = OBJECTS.get(made.pop(), ("", ""))
+    return (what, instead.format(shown(node, 30))) if what else None
 
 
 def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
@@ -446,13 +569,25 @@ def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, de
         name = function.module.full_name(node.func)
         if name.startswith("numpy.") and name.rpartition(".")[2] in NUMPY and name.count(".") == 1:
             return not any(word.arg in ("axis", "keepdims") for word in node.keywords) and len(node.args) == 1
+        if _of_array(context, function, node):
+            return True
         if name in ("max", "min"):
             return any(_is_of_numpy(context, function, arg, depth + 1) for arg in node.args)
         return _returns_numpy(context, function, node, None, depth)
     if isinstance(node, ast.Name) and node.id not in function.parameters:
         found = function.assignments.get(node.id, ())
         return any(_assigns_numpy(context, function, one, node.id, depth) for one in found)
+    if isinstance(node, ast.Attribute) and dotted(node).startswith("self.") and function.of_class is not None:
+        kept = [(m, one) for m in function.of_class.methods.values() for one in m.assignments.get(dotted(node), ())]
+        return any(_assigns_numpy(context, method, one, dotted(node), depth) for method, one in kept)
     return False
+
+
+def _of_array(context: Context, function: Function, node: ast.Call) -> bool:
+    """Tell whether a call is the mean, the maximum or the like of an array of numpy, over all of it."""
+    if not isinstance(node.func, ast.Attribute) or node.args or node.keywords:
+        return False
+    return node.func.attr in NUMPY - {"float64", "float32"} and _is_array(context, function, node.func.value)
 
 
 def _assigns_numpy(context: Context, function: Function, assignment: Assignment, name: str, depth: int) -> bool:
@@ -519,5 +654,63 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
+def without_optimizer(context: Context, function: Function) -> Iterator[Found]:
+    """Yield checkpoints from which training goes on, in a program that never saves the optimizer's state."""
+    if not context.plain(function.module):
+        return
+    saved = context.calls_in_component(function.module, "state_dict")
+    if not saved or any(OPTIMIZER.search(ast.unparse(c.node.func).lower()) for c in saved):
+        return
+    if context.says(function.module, ELSEWHERE) or not context.says(function.module, ADAPTIVE):
+        return
+    for call in function.calls:
+        if call.name != "torch.save" or len(call.node.args) < 2 or not _repeats(context, call, 0):
+            continue
+        start = _goes_on_from(context, function)
+        if start is None:
+            continue
+        line = start.module.position(start.node.lineno)[1]
+        message = (
+            f"no checkpoint has the optimizer's state, and {start.module.file.path} line {line} goes on from one: each"
+            " resume begins with moments of zero"
+        )
+        fix = 'save {"model": ..., "optimizer": optimizer.state_dict()}, and load both'
+        yield Found("DDP310", function.module, call.node, message, fix)
+        return
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run takes up its counter from a checkpoint."""
+
+    module: Module
+    node: ast.stmt
+
+
+def _goes_on_from(context: Context, function: Function) -> _Start | None:
+    """Return where a counter of steps or epochs is set from a checkpoint, or from its name."""
+    here = function.module
+    near = [m for m in context.in_component(here) if here in context.program.imports_of(m)]
+    for module in (here, *context.program.imports_of(here), *near):
+        for other in module.functions:
+            for name, found in other.assignments.items():
+                if not COUNTER.fullmatch(name.rpartition(".")[2]):
+                    continue
+                for one in found:
+                    text = ast.unparse(one.value) if one.value is not None else ""
+                    if re.search(r"(?:ckpt|checkpoint|state\w*|resume\w*|path|file\w*)\b", text) and (
+                        re.search(r"\[['\"](?:epoch|step|iter)|\bint\(|from_filename|parse_\w+\(", text)
+                    ):
+                        return _Start(module, one.node)
+    return None
+
+
 RULES = (in_place,)
-OF_RANKS = (all_ranks, each_node, removed_first, guesses, not_loadable)  # only where several ranks run the file
+OF_RANKS = (
+    all_ranks,
+    each_node,
+    removed_first,
+    guesses,
+    not_loadable,
+    without_optimizer,
+)  # only where several ranks run the file

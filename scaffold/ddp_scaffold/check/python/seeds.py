@@ -11,13 +11,17 @@ from .module import Call, Function, arguments_of, dotted, is_constant, keyword, 
 from .results import SEEDS
 from .stops import SPAWN
 
-MANUAL = {"torch.manual_seed", "torch.random.manual_seed"}
+MANUAL = {"torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed"}
 OWN = re.compile(r"rank|local|gpu|device|pid|time|worker|world|node", re.IGNORECASE)
 DRAWS = re.compile(r"(?:random|numpy\.random|torch)\.(?:rand\w*|choice\w*|shuffle|permutation|sample|normal|uniform)")
 # Classes of torchvision and albumentations that draw numbers, and functions that are called so.
 AUGMENTS = re.compile(
     r"Random\w+|ColorJitter|TrivialAugmentWide|AutoAugment|RandAugment|AugMix|(?:Shift)?ScaleRotate|\w*Aug(?:ment\w*)?"
 )
+# Functions of diffusion models that draw noise and timesteps at each step.
+BACKWARD = re.compile(r"\.backward\(")
+NOISES = re.compile(r"(?:training|p)_losses|q_sample|forward_backward|compute_loss|add_noise")
+NOISE = re.compile(r"torch\.(?:randn|randn_like|randint|rand)|numpy\.random\.(?:choice|randint|randn)")
 MAX_DEPTH = 4
 
 
@@ -91,8 +95,8 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
         if _is_own(context, function, call) or _seeded_apart(context, function) or _optional(context, function, call):
             continue
         message = (
-            "all ranks have this seed: worker k of every rank draws the same augmentations, and dropout the same masks,"
-            " so the samples of a step are augmented alike"
+            "all ranks have this seed: worker k of every rank draws the same augmentations, and the model the same"
+            " noise and dropout masks, so the samples of a step are treated alike"
         )
         fix = f"write `{shown(call.node.func)}({shown(call.node.args[0], 30)} + rank)`: DDP makes the weights equal"
         yield Found("DDP608", function.module, call.node, message, fix)
@@ -153,8 +157,11 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
 
 def _augments(context: Context, function: Function) -> bool:
     """Tell whether a data set of the program draws, by itself or with transforms that do."""
+    trains = context.says_near(function.module, BACKWARD)
     for module in context.in_component(function.module):
         for other in module.functions:
+            if trains and NOISES.search(other.name) and any(NOISE.fullmatch(call.name) for call in other.calls):
+                return True
             item = other.name == "__getitem__" or "transform" in other.name or other.name == "__call__"
             for call in other.calls:
                 if AUGMENTS.fullmatch(call.last) or (item and DRAWS.fullmatch(call.name)):

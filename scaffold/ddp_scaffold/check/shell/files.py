@@ -33,14 +33,26 @@ MAPPED = re.compile(r"^(\s*(?:-\s+)?)([A-Z][A-Z0-9_]+)\s*[:=]\s*[\"']?([^\"'\n#]
 SETS = re.compile(r"environ|putenv|update")
 CI = re.compile(r"(?:.*/)?(?:\.github|\.circleci|\.gitlab-ci|\.buildkite)\b")  # tests: they may be slow, and are short
 ADDRESS = re.compile(  # of this node only: with other hosts a user has to change it anyway
-    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"']|\{?(?:np\.)?random\.\w+\([^\"'\n]*)"
+    r"[\"']tcp://(?:localhost|127\.0\.0\.1):(?:(\d{2,5})[\"'](?!\s*\+)|\{?(?:np\.)?random\.\w+\([^\"'\n]*"
+    r"|\d*[\"']\s*\+\s*str\(\s*(?:np\.)?random\.)"
 )
-GROUPS = re.compile(r"init_process_group|mp\.spawn|multiprocessing\.spawn|tcp://|torch\.distributed")
+ADDRESS_OF_SETTINGS = re.compile(
+    r"^[ \t]*[\"']?(?:\w*dist_?url|\w*init_method|master_port|dist_port)[\"']?\s*:\s*[\"']?"
+    r"(?:tcp://(?:localhost|127\.0\.0\.1):)?(\d{4,5})\b",
+    re.MULTILINE | re.IGNORECASE,
+)
+GROUPS = re.compile(
+    r"init_process_group|mp\.spawn|torch\.multiprocessing|multiprocessing\.spawn|tcp://|torch\.distributed"
+)
 PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^()\n]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
 PORT_VARIABLE = re.compile(
     r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"
 )
-REQUEUES = re.compile(r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue")
+REQUEUES = re.compile(
+    r"(?:os\.system|subprocess\.\w+)\([^\n]*\bscontrol\W+requeue"
+    r"|\b(?P<name>\w+)\s*=\s*f?[\"']scontrol requeue[^\n]*"
+    r"(?=[\s\S]{0,300}?(?:os\.system|subprocess\.\w+)\(\s*(?P=name)\b)"
+)
 COUNTED = re.compile(r"RESTART_COUNT|max_(?:requeue|restart|retr)|requeues|num_requeue", re.IGNORECASE)
 GROUP_IS_MADE_WITH = re.compile(r"TORCH_NCCL_|TORCH_FR_|MASTER_(?:ADDR|PORT)$|TORCH_DISTRIBUTED_DEBUG$")
 
@@ -60,8 +72,10 @@ def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -
         elif file.kind == "python" and _sets_variables(file.text):
             found += _python(file, project)
         if file.kind == "python":
-            found += _in_python(file)
-        elif file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
+            found += _in_python(file, files)
+        if file.kind == "yaml":
+            found += _in_settings(file)
+        if file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     texts = {file.path: file.text for file in files if VENDOR.search(file.text)}
     return sorted({one for one in found if not (one.rule in CHOSEN and one.file in texts)})
@@ -176,7 +190,7 @@ def _python(file: SourceFile, project: Project) -> list[Finding]:
     return found + (list(_too_late(tree, file.path)) if "init_process_group" in file.text else [])
 
 
-def _in_python(file: SourceFile) -> Iterator[Finding]:
+def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Finding]:
     """Ports that a program writes down in an address of its group, and a job that it hands in again."""
     if "init_process_group" in file.text or "dist" in file.text:
         for match in ADDRESS.finditer(file.text):
@@ -210,17 +224,35 @@ def _in_python(file: SourceFile) -> Iterator[Finding]:
                 yield finding(
                     "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
                 )
-    for match in REQUEUES.finditer(file.text):
-        if not COUNTED.search(file.text) and _is_used(file.text, match.start()):
+    for match in REQUEUES.finditer(file.text) if "scontrol" in file.text else ():
+        if not COUNTED.search(file.text) and _is_used(file, match.start(), files):
             message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
             fix = "Count the attempts (SLURM_RESTART_COUNT), and stop at a bound."
             yield finding("DDP353", _place_of(file, match.start()), message, fix)
 
 
-def _is_used(text: str, start: int) -> bool:
-    """Whether the function in which something stands is named elsewhere in the file."""
-    defined = list(re.finditer(r"^[ \t]*def (\w+)", text[:start], re.MULTILINE))
-    return not defined or len(re.findall(rf"\b{defined[-1][1]}\b", text)) > 1
+def _in_settings(file: SourceFile) -> Iterator[Finding]:
+    """Ports that are written down in the settings of a program, in YAML."""
+    for match in ADDRESS_OF_SETTINGS.finditer(file.text):
+        port, where = match.group(1), _place_of(file, match.start(1))
+        if int(port) in EPHEMERAL:
+            message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+            yield finding("DDP652", where, message, "Make it from the job, below 32768.")
+        else:
+            message = (
+                f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+            )
+            yield finding("DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node.")
+
+
+def _is_used(file: SourceFile, start: int, files: Sequence[SourceFile]) -> bool:
+    """Whether the function in which something stands is named elsewhere."""
+    defined = list(re.finditer(r"^[ \t]*def (\w+)", file.text[:start], re.MULTILINE))
+    if not defined:
+        return True
+    name = re.compile(rf"\b{defined[-1][1]}\b")
+    others = (other for other in files if other is not file and other.kind == "python")
+    return len(name.findall(file.text)) > 1 or any(name.search(other.text) for other in others)
 
 
 def _place_of(file: SourceFile, start: int) -> tuple[str, int, int]:

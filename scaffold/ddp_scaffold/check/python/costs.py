@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from .context import Context, Found
+from .context import Context, Found, carries
 from .devices import INIT
-from .module import Call, Function, Guard, Place, dotted, is_constant, keyword, last_of, names_in, shown
-from .ranks import argument
+from .effects import without_gradients
+from .module import Call, Function, Guard, Place, argument, dotted, is_constant, keyword, last_of, names_in, shown
+from .ranks import is_off
 
 SYNCHRONIZES = {"torch.cuda.synchronize"}
 WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
@@ -35,10 +37,10 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
         if not call.place.loops or call.place.loops[-1] not in steps or not _each_step(context, call):
             continue
         loop = call.place.loops[-1]
-        if loop not in seen and (read := _read_of_loss(context, call, frozenset(), 0)) is not None:
+        if loop not in seen and (found := _read_of_loss(context, call, frozenset(), 0)) is not None:
             seen.add(loop)
-            ranks = "on every rank"
-            if any(context.ranks.guard(function, guard) == "first" for guard in within(call.place)):
+            read, ranks = found.call, "on every rank"
+            if found.first or any(context.ranks.guard(function, guard) == "first" for guard in within(call.place)):
                 ranks = "on rank 0, for which the others wait"
             message = f"`{shown(read.node, 40)}` makes the CPU wait for the GPU at every step, {ranks}"
             tensor = re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(read.node.func, 40))
@@ -61,7 +63,12 @@ def _each_step(context: Context, call: Call) -> bool:
     return all(
         guard.early != "continue"  # whoever left otherwise makes no more steps
         if guard.early
-        else not _seldom(guard, of_rank=True) and (_is_choice(guard) or context.ranks.guard(call.function, guard))
+        else not _seldom(context, call.function, guard, of_rank=True)
+        and (
+            _is_choice(guard)
+            or context.ranks.guard(call.function, guard)
+            or holds_always(context, call.function, guard.test)
+        )
         for guard in within(call.place)
     )
 
@@ -182,55 +189,110 @@ def in_forward(context: Context, function: Function) -> Iterator[Found]:
 def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
     """Tell whether a call runs a backward pass in a function of these files, once: not one that loops over steps."""
     target = context.program.called(call)
-    if target is None or id(target) in seen or len(seen) > 3:
+    if target is None or id(target) in seen or len(seen) > 3 or without_gradients(call):
         return False
     seen = seen | {id(target)}
-    return any(not c.place.loops and (c.last == "backward" or _goes_back(context, c, seen)) for c in target.calls)
+    return any(
+        not c.place.loops
+        and not any(_is_declined(call, target, guard) for guard in c.place.guards)
+        and (c.last == "backward" or _goes_back(context, c, seen))
+        for c in target.calls
+    )
 
 
-def _read_of_loss(context: Context, call: Call, losses: frozenset[str], depth: int) -> Call | None:
-    """Return the call that reads a loss from the GPU: this one, or one in a helper that it surely comes to."""
-    if _reads_tensor(call, losses):
-        return call
+def _is_declined(call: Call, target: Function, guard: Guard) -> bool:
+    """Tell whether a call gives False for the parameter that a condition in the function asks for."""
+    name = dotted(guard.test)
+    if not guard.holds or name not in target.parameters:
+        return False
+    given = argument(call, target, name)
+    return is_constant(given, False) or (given is None and is_off(target, name))
+
+
+@dataclass(frozen=True)
+class Read:
+    """A call that reads a tensor from the GPU, and whether rank 0 alone comes to it."""
+
+    call: Call
+    first: bool
+
+
+def _read_of_loss(context: Context, call: Call, given: frozenset[str], depth: int) -> Read | None:
+    """Return the call that reads a loss, or what a model has made, from the GPU: this one, or one in a helper."""
+    if _reads_tensor(context, call, given):
+        return Read(call, False)
     target = context.program.called(call)
     if target is None or target is call.function or depth > 3:
         return None
-    given = frozenset(
+    tensors = frozenset(
         name
         for name in target.parameters
         if name not in ("self", "cls")
         and (value := argument(call, target, name)) is not None
-        and _is_loss(value, losses)
+        and _is_on_gpu(context, call.function, value, given)
     )
     for inner in target.calls:
-        if any(_seldom(guard) for guard in inner.place.guards):
+        first = any(context.ranks.guard(target, guard) == "first" for guard in inner.place.guards)
+        if any(_seldom(context, target, guard, of_rank=first) for guard in inner.place.guards):
             continue
-        if (read := _read_of_loss(context, inner, given, depth + 1)) is not None:
-            return read
+        if (read := _read_of_loss(context, inner, tensors, depth + 1)) is not None:
+            return Read(read.call, read.first or first)
     return None
 
 
-def _seldom(guard: Guard, of_rank: bool = False) -> bool:
+def _seldom(context: Context, function: Function, guard: Guard, of_rank: bool = False) -> bool:
     """Tell whether a condition may not hold at each step: one that counts, or is of logging, a type, the rank."""
+    parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
+    rest = [part for part in parts if not (guard.holds and holds_always(context, function, part))]
     counts = any(
         isinstance(part, (ast.Lt, ast.Gt, ast.LtE, ast.GtE))
         or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" not in ast.unparse(part.left))
-        for part in ast.walk(guard.test)
+        for one in rest
+        for part in ast.walk(one)
     )
-    text = ast.unparse(guard.test)
+    text = " ".join(ast.unparse(part) for part in rest)
     words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
     other = r"" if of_rank else r"|rank|main|master|writer"
     return counts or bool(re.search(words + other, text))
 
 
-def _reads_tensor(call: Call, losses: frozenset[str]) -> bool:
-    """Tell whether a call waits for a loss on the GPU."""
+def holds_always(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a test is `step % n == 0` with an n that is 1 unless the user gives another."""
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return False
+    left = test.left
+    counted = isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and is_constant(test.comparators[0], 0)
+    return counted and isinstance(left, ast.BinOp) and _is_one(context, function, left.right)
+
+
+def _is_one(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a number is 1: written so, set once, or the default of an option of this name."""
+    if isinstance(node, ast.Constant):
+        return is_constant(node, 1)
+    name = dotted(node)
+    values = [a.value for a in context.program.assigned(function, name)] if name else []
+    if values:
+        return all(is_constant(value, 1) for value in values)
+    last = name.rpartition(".")[2]
+    owner = name.rpartition(".")[0].rpartition(".")[2]
+    if not last or not CHOICES.fullmatch(owner):
+        return False
+    wanted = {f"--{last}", f"--{last.replace('_', '-')}"}
+    options = context.calls_in_component(function.module, "add_argument")
+    found = [c for c in options if any(isinstance(a, ast.Constant) and a.value in wanted for a in c.node.args)]
+    return bool(found) and all(is_constant(keyword(c.node, "default"), 1) for c in found)
+
+
+def _reads_tensor(context: Context, call: Call, given: frozenset[str]) -> bool:
+    """Tell whether a call waits for a tensor on the GPU."""
     func = call.node.func
     if call.name == "float" and len(call.node.args) == 1 and dotted(call.node.args[0]):
         return _is_backward(call.function, dotted(call.node.args[0]))
     if not isinstance(func, ast.Attribute) or call.node.args or func.attr not in ("item", "cpu", "tolist"):
         return False
-    return _is_loss(func.value, losses)
+    if _is_loss(func.value, given):
+        return True
+    return func.attr != "cpu" and _is_on_gpu(context, call.function, func.value, given)
 
 
 def _is_loss(node: ast.expr, losses: frozenset[str]) -> bool:
@@ -239,6 +301,11 @@ def _is_loss(node: ast.expr, losses: frozenset[str]) -> bool:
         return False  # a number already
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return "loss" in ast.unparse(node).lower() or bool(names & losses)
+
+
+def _is_on_gpu(context: Context, function: Function, node: ast.expr, given: frozenset[str]) -> bool:
+    """Tell whether an expression is a tensor on the GPU: a loss, or what is made of what was put there."""
+    return _is_loss(node, given) or carries(node, context.on_gpu(function) | given)
 
 
 def _is_backward(function: Function, name: str) -> bool:

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
-from .ranks import argument
+from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .saves import NODES
 from .stops import SPAWN
 
@@ -102,7 +101,8 @@ def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
     sites = context.program.sites.get(id(call.function), ())
-    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in sites)
+    of_ranks = [site for site in sites if context.run_by_ranks(site.function)] or sites
+    return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in of_ranks)
 
 
 def workers(context: Context, function: Function) -> Iterator[Found]:

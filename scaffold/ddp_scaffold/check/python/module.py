@@ -499,6 +499,19 @@ def arguments_of(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(word.value for word in call.keywords)]
 
 
+def argument(call: Call, function: Function, name: str) -> ast.expr | None:
+    """Return what a call gives for a parameter of the function that it reaches."""
+    for word in call.node.keywords:
+        if word.arg == name:
+            return word.value
+    if any(isinstance(arg, ast.Starred) for arg in call.node.args):
+        return None
+    parameters = function.parameters
+    bound = function.of_class is not None and parameters[:1] in (["self"], ["cls"])
+    position = parameters.index(name) - (1 if bound else 0)
+    return call.node.args[position] if 0 <= position < len(call.node.args) else None
+
+
 def last_of(call: ast.Call) -> str:
     """Return the last part of the name of what is called."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from .module import Assignment, Call, Class, Function, Module, dotted
+from .module import Assignment, Call, Class, Function, Module, argument, dotted
+from .objects import Objects, joins_group
 
 # Packages that nobody's own file stands for, unless it lies right beside the importing one.
 FOREIGN = {
@@ -22,7 +23,8 @@ FOREIGN = {
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
 SOURCES = (("src",), ("lib",))
 ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
-SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
+NAMED = re.compile(r"[\"']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)[\"']")  # a file by its name: import_module("models.unet")
+BY_NAME = re.compile(r"import_module|__import__")
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -43,6 +45,8 @@ class Program:
         self.added = {name for module in self.modules for name in _added_to_path(module)}
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
+        self.objects = Objects(self)
+        self.by_name = any(BY_NAME.search(module.file.text) for module in self.modules)
         self._unambiguous: dict[int, bool] = {}
         self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
         self._stars: dict[int, list[Module]] = {}
@@ -63,6 +67,32 @@ class Program:
                     target = self.called(call)
                     if target is not None:
                         self.sites[id(target)].append(call)
+        self._connect_objects()
+
+    def _connect_objects(self) -> None:
+        """Find the calls of methods of what callers give: for that the callers have to be known."""
+        for _ in range(2):
+            self.objects.forget()
+            unknown = [
+                call
+                for name in self.methods
+                for call in self.calls_named.get(name, ())
+                if self._called.get(id(call)) is None and type(call.node.func) is ast.Attribute
+            ]
+            found = False
+            for call in unknown:
+                target = self.resolve(call)
+                if target is not None:
+                    self._called[id(call)] = target
+                    self.sites[id(target)].append(call)
+                    found = True
+            if not found:
+                return
+
+    @staticmethod
+    def argument(call: Call, function: Function, name: str) -> ast.expr | None:
+        """Return what a call gives for a parameter of the function that it reaches."""
+        return argument(call, function, name)
 
     def imported(self, module: Module, written: str) -> Module | None:
         """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""
@@ -112,7 +142,7 @@ class Program:
     def imports_of(self, module: Module) -> list[Module]:
         """Return the files that a file imports."""
         if id(module) not in self._imports_of:
-            found: dict[int, Module] = {}
+            found: dict[int, Module] = {id(one): one for one in self._named_in(module)}
             for written, name in [*module.relative.values(), *((star, "") for star in module.stars)]:
                 dots = "" if written.endswith(".") else "."
                 for target in (self.imported(module, written), self.imported(module, f"{written}{dots}{name}")):
@@ -120,6 +150,14 @@ class Program:
                         found[id(target)] = target
             self._imports_of[id(module)] = list(found.values())
         return self._imports_of[id(module)]
+
+    def _named_in(self, module: Module) -> list[Module]:
+        """Return the files that a file names in a text, where these files import some by name."""
+        if not self.by_name:
+            return []
+        written = {match[1] for match in NAMED.finditer(module.file.text)}
+        found = (self.imported(module, name) for name in sorted(written))
+        return [one for one in found if one is not None and one is not module]
 
     def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
         """Return what `name`, as it stands in `module` (`f`, `package.f`, `Class.method`), means."""
@@ -177,6 +215,8 @@ class Program:
     def method(self, owner: Class, name: str, depth: int = 0) -> Function | None:
         """Return a method of a class, or of one that it inherits from."""
         found = owner.methods.get(name)
+        if name == "apply" and found is None and any(base.endswith("Function") for base in owner.bases):
+            found = owner.methods.get("forward")  # of torch.autograd.Function
         if found is not None or depth > 5:
             return found
         for base in owner.node.bases:
@@ -207,7 +247,7 @@ class Program:
         owner = function.of_class or (function.owner.of_class if function.owner else None)
         if first in ("self", "cls") and owner is not None:
             if "." not in rest:
-                return self.method(owner, rest)
+                return self.method(owner, rest) or self._by_value(call)
             held = self.class_of(function, name.rpartition(".")[0])
             found_by_name = None if held else self._by_name(call, name)
             if found_by_name is not None and found_by_name.of_class is owner:  # of another object, not of its own class
@@ -215,11 +255,22 @@ class Program:
             return self.method(held, name.rpartition(".")[2]) if held else found_by_name
         if any(first in f.assignments or first in f.parameters for f in _chain(function)):
             held = self.class_of(function, name.rpartition(".")[0]) if rest else None
+            if held is None and not rest:
+                return self._by_value(call)
             return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
         found = self.lookup(function.module, name)
         if isinstance(found, Class):
             return self.method(found, "__init__")
-        return found if isinstance(found, Function) else None
+        return found if isinstance(found, Function) else self._by_value(call)
+
+    def _by_value(self, call: Call) -> Function | None:
+        """Return the function that a call of a value reaches: of an alias, a partial, an entry of a table."""
+        found = self.objects.callables(call.function, call.node.func) or []
+        if len(found) > 1:  # the one of several ranks
+            found = [one for one in found if isinstance(one, Class) and joins_group(one)]
+        if len(found) != 1:
+            return None
+        return self.method(found[0], "__init__") if isinstance(found[0], Class) else found[0]
 
     def unambiguous(self, call: Call) -> bool:
         """Tell whether a call can only mean the function that `called` returns.
@@ -244,7 +295,7 @@ class Program:
             return not any(first in f.assignments or first in f.parameters for f in _chain(call.function)[:-1])
         if (first in ("self", "cls") and "." not in rest) or not name or target.name == "__init__":
             return True
-        return self.class_of(call.function, name.rpartition(".")[0]) is not None
+        return len(self.objects.of_name(call.function, name.rpartition(".")[0]) or []) == 1
 
     def overrides(self, call: Call) -> list[Function]:
         """Return the methods of subclasses, direct or not, that a call of `self.f()` may mean as well."""
@@ -277,8 +328,10 @@ class Program:
         return found
 
     def _on_expression(self, call: Call) -> Function | None:
-        """Resolve `super().f()` and `Class(...).f()`."""
+        """Resolve `super().f()`, `Class(...).f()` and `TABLE[key]()`."""
         func = call.node.func
+        if not isinstance(func, ast.Attribute):
+            return self._by_value(call)
         if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call)):
             return None
         name = dotted(func.value.func)
@@ -286,8 +339,8 @@ class Program:
         if name == "super" and owner is not None:
             bases = (self.lookup(owner.module, dotted(base)) for base in owner.node.bases if dotted(base))
             return next((self.method(base, func.attr) for base in bases if isinstance(base, Class)), None)
-        found = self.lookup(call.function.module, name) if name else None
-        return self.method(found, func.attr) if isinstance(found, Class) else None
+        made = self.objects.of_value(call.function, func.value) or []
+        return self.method(made[0], func.attr) if len(made) == 1 else None
 
     def _by_name(self, call: Call, name: str) -> Function | None:
         """Return the one method of all files that has such a name, if the name is not one that libraries have too."""
@@ -299,26 +352,54 @@ class Program:
         return found[0] if len(found) == 1 else None
 
     def class_of(self, function: Function, name: str) -> Class | None:
-        """Return the class of what a variable holds, if it is only ever made by that class."""
-        found: set[Class] = set()
-        for assignment in self.assigned(function, name):
-            value = assignment.value
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
-                value = value.func.value
-            if not isinstance(value, ast.Call) or not dotted(value.func):
-                return None
-            made = self.lookup(function.module, dotted(value.func))
-            if not isinstance(made, Class):
-                return None
-            found.add(made)
-        return found.pop() if len(found) == 1 else None
+        """Return the class of what a variable holds: of several, the only one that is there for several ranks."""
+        found = self.objects.of_name(function, name) or []
+        several = [one for one in found if joins_group(one)] if len(found) > 1 else found
+        return several[0] if len(several) == 1 else None
+
+    def is_partial(self, function: Function, call: ast.Call) -> bool:
+        """Tell whether a call is `functools.partial(f, ...)`."""
+        return function.module.full_name(call.func) in ("functools.partial", "partial")
+
+    def with_bases(self, function: Function) -> list[Class]:
+        """Return the class that a method is of, and those that it inherits from."""
+        owner = function.of_class or (function.owner.of_class if function.owner else None)
+        found: list[Class] = []
+        waiting = [owner] if owner is not None else []
+        while waiting and len(found) < 8:
+            here = waiting.pop(0)
+            if here in found:
+                continue
+            found.append(here)
+            parents = (self.lookup(here.module, dotted(base)) for base in here.node.bases if dotted(base))
+            waiting += [parent for parent in parents if isinstance(parent, Class)]
+        return found
+
+    def constant(self, module: Module, name: str, depth: int = 0) -> tuple[Module, ast.expr] | None:
+        """Return the file and the value of a name that a file sets once, here or where it is imported from."""
+        first, _, rest = name.partition(".")
+        if not rest:
+            assigned = module.body.assignments.get(first, ())
+            if len(assigned) == 1 and assigned[0].value is not None:
+                return module, assigned[0].value
+        if depth > 4 or first not in module.relative:
+            return None
+        written, inside = module.relative[first]
+        target = self.imported(module, written)
+        if inside and not rest:
+            return self.constant(target, inside, depth + 1) if target is not None else None
+        if inside:
+            target = self.imported(module, f"{written}{'' if written.endswith('.') else '.'}{inside}")
+        return self.constant(target, rest, depth + 1) if target is not None and rest else None
 
     def assigned(self, function: Function, name: str) -> list[Assignment]:
         """Return where a variable gets its values: in the function, its outer ones, the file; `self.x` in its class."""
         if name.startswith("self.") and name.count(".") == 1:
             owner = function.of_class or (function.owner.of_class if function.owner else None)
             methods = owner.methods.values() if owner is not None else [function]
-            return [a for method in methods for a in method.assignments.get(name, ())]
+            found = [a for method in methods for a in method.assignments.get(name, ())]
+            bases = self.with_bases(function)[1:] if not found and owner is not None and owner.bases else []
+            return found or [a for base in bases for m in base.methods.values() for a in m.assignments.get(name, ())]
         for scope in _chain(function):
             if name in scope.assignments:
                 return scope.assignments[name]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, shown
+from .module import Assignment, Call, Function, Guard, Place, argument, dotted, is_constant, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -374,16 +374,3 @@ def is_off(function: Function, name: str) -> bool:
 def says_first(name: str) -> bool:
     """Tell whether a name says that it is true on rank 0: `is_main_process`, `master_process`, `is_global_zero`."""
     return bool(FIRST.fullmatch(name)) and name not in NOT_FIRST
-
-
-def argument(call: Call, function: Function, name: str) -> ast.expr | None:
-    """Return what a call gives for a parameter of the function that it reaches."""
-    for word in call.node.keywords:
-        if word.arg == name:
-            return word.value
-    if any(isinstance(arg, ast.Starred) for arg in call.node.args):
-        return None
-    parameters = function.parameters
-    bound = function.of_class is not None and parameters[:1] in (["self"], ["cls"])
-    position = parameters.index(name) - (1 if bound else 0)
-    return call.node.args[position] if 0 <= position < len(call.node.args) else None

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Call, Class, Function, Place, dotted, is_constant, keyword, names_in, shown
-from .ranks import COUNT, argument
+from .module import Assignment, Call, Class, Function, Place, argument, dotted, is_constant, keyword, names_in, shown
+from .ranks import COUNT
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
 HELD_OUT = re.compile(

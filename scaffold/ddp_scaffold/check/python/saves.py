@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, arguments_of, dotted, keyword, last_of, names_in, shown
-from .ranks import argument
+from .module import Assignment, Call, Function, argument, arguments_of, dotted, keyword, last_of, names_in, shown
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
@@ -17,6 +16,7 @@ COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
@@ -378,6 +378,7 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
         return
     component = context.calls_in_component(function.module, "load")
     strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
+    strict = [c for c in strict if not any(DATA.search(name) for a in c.node.args[:1] for name in names_in(a))]
     if not strict or context.says(function.module, ALLOWED):
         return
     for call in function.calls:

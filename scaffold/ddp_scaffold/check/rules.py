@@ -294,6 +294,12 @@ PYTHON: tuple[Described, ...] = (
         "each holds memory and connections until the end",
     ),
     described(
+        421,
+        "gloo-for-gpus",
+        "a group of gloo that reduces the gradients of models on GPUs",
+        "each gradient goes over the CPU and TCP, also between GPUs of one node",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",

@@ -22,24 +22,10 @@ FRAMEWORKS = (
 INIT = "init_process_group"
 # What is made of a tensor and is none on the GPU.
 HOST = {
-    *(
-        "item",
-        "cpu",
-        "tolist",
-        "numpy",
-        "size",
-        "len",
-        "dim",
-        "numel",
-        "float",
-        "int",
-        "str",
-        "shape",
-        "dtype",
-        "range",
-    ),
-    *("device", "ndim", "isinstance", "type", "format", "keys", "print", "enumerate", "zip", "append", "join", "bool"),
-    *("update", "is_cuda", "requires_grad", "list", "dict", "set", "parameters", "state_dict", "to_dict", "backward"),
+    *("item", "cpu", "tolist", "numpy", "size", "len", "dim", "numel", "float", "int", "str", "bool", "shape"),
+    *("dtype", "device", "ndim", "isinstance", "type", "format", "keys", "print", "enumerate", "zip", "range"),
+    *("append", "join", "update", "list", "dict", "set", "is_cuda", "requires_grad", "parameters", "state_dict"),
+    *("to_dict", "backward"),
 }
 REDUCED = re.compile(r"reduc|gather|sync|global|_all\b|world|agree|consensus", re.IGNORECASE)
 
@@ -141,7 +127,7 @@ class Context:
         return self._said[key]
 
     def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
-        """Tell whether a pattern is found in the text of a file, of one that it imports, or of one that those import."""
+        """Tell whether a pattern is found in the text of a file, or of one that it imports, at once or over another."""
         near = [module, *self.program.imports_of(module)]
         near += [other for one in near[1:] for other in self.program.imports_of(one)]
         return any(pattern.search(other.file.text) for other in near)
@@ -181,7 +167,7 @@ class Context:
         return self._joined[id(module)]
 
     def on_gpu(self, function: Function) -> frozenset[str]:
-        """Return the variables of a function that hold tensors on the GPU: what is put there, and what is made of it."""
+        """Return the variables that hold tensors on the GPU: what a function puts there, and what is made of it."""
         if id(function) not in self._on_gpu:
             found = {
                 name

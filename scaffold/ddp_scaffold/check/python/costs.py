@@ -25,7 +25,9 @@ READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED
 
 def per_step(context: Context, function: Function) -> Iterator[Found]:
     """Yield what makes the CPU wait for the GPU at each step: item() of the loss, here or in a helper; a barrier."""
-    if not context.plain(function.module):
+    if not context.plain(function.module) or (
+        isinstance(function.node, ast.Module) and not context.run_by_ranks(function)
+    ):
         return
     seen: set[ast.stmt] = set()
     steps = {
@@ -143,7 +145,11 @@ def _owner(call: Call) -> str:
 
 
 def _every_nth(guard: Guard) -> bool:
-    return guard.holds and any(
+    test = guard.test
+    differs = isinstance(test, ast.BinOp) or (
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.NotEq, ast.Gt))
+    )
+    return guard.holds is not differs and any(
         isinstance(part, ast.BinOp)
         and isinstance(part.op, ast.Mod)
         and any(re.search(r"acc|grad|iter_size|update|sub_?div", name, re.IGNORECASE) for name in names_in(part.right))

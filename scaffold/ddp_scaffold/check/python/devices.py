@@ -18,6 +18,7 @@ MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCA
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
+MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
 
 def first_gpu(context: Context, function: Function) -> Iterator[Found]:
@@ -136,11 +137,59 @@ def _late_in_helper(context: Context, function: Function, init: Call) -> Iterato
     if not context.plain(function.module) or _on_cpu(context, function):
         return
     setters = [c for c in function.calls if _sets_device(context, c, 0)]
-    if setters and setters[0].order > init.order:
+    setters = setters if setters and setters[0].order > init.order else _set_by_callers(context, init, 0)
+    if setters:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
-        line = function.module.position(setters[0].node.lineno)[1]
-        fix = f"set the device before it, and not in line {line}; give init_process_group device_id="
+        other = setters[0].function.module
+        line = f"line {other.position(setters[0].node.lineno)[1]}"
+        where = line if other is function.module else f"{other.file.path} {line}"
+        fix = f"set the device before it, and not in {where}; give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def gloo_for_gpus(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a default group of gloo where DDP is given the GPU of the rank."""
+    if not context.plain(function.module) or context.says(function.module, MAC_OR_WINDOWS):
+        return
+    inits = context.calls_in_component(function.module, "init_process_group")
+    backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in inits]
+    if not backends or not all(is_constant(backend, "gloo") for backend in backends):
+        return
+    wraps = [
+        c for name in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, name)
+    ]
+    on_gpu = [c for c in wraps if _takes_gpu(keyword(c.node, "device_ids"))]
+    for call in function.calls:
+        if call.name == INIT and on_gpu and not call.place.guards:
+            wrap = on_gpu[0]
+            where = f"{wrap.function.module.file.path} line {wrap.function.module.position(wrap.node.lineno)[1]}"
+            message = (
+                f"the group is one of gloo, and DDP has a model on a GPU ({where}): each step copies all gradients to"
+                " the CPU and reduces them over TCP, also between GPUs of one node"
+            )
+            fix = 'write "nccl"; a group of gloo for tensors of the CPU can be made beside it with new_group'
+            yield Found("DDP421", function.module, call.node, message, fix)
+
+
+def _takes_gpu(given: ast.expr | None) -> bool:
+    """Tell whether `device_ids=` names a GPU."""
+    return isinstance(given, ast.List) and len(given.elts) == 1 and not is_constant(given.elts[0], None)
+
+
+def _set_by_callers(context: Context, init: Call, depth: int) -> list[Call]:
+    """Return the call that sets the device behind those that make the group, if none comes before them."""
+    sites = context.program.sites.get(id(init.function), ())
+    if depth > 2 or len(sites) != 1 or any(_sets_device(context, c, 0) for c in init.function.calls):
+        return []
+    site = sites[0]
+    setters = [
+        c
+        for c in site.function.calls
+        if c.node is not site.node and (c.name == "torch.cuda.set_device" or _sets_device(context, c, 0))
+    ]
+    if not setters:
+        return _set_by_callers(context, site, depth + 1)
+    return setters[:1] if setters[0].order > site.order else []
 
 
 def _sets_device(context: Context, call: Call, depth: int) -> bool:
@@ -285,5 +334,5 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
-RULES = (late_device, options, rendezvous_files)
+RULES = (gloo_for_gpus, late_device, options, rendezvous_files)
 OF_RANKS = (first_gpu, global_device, loads)  # only where several ranks run the file

@@ -7,7 +7,20 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Call, Class, Function, Place, argument, dotted, is_constant, keyword, names_in, shown
+from .module import (
+    Assignment,
+    Call,
+    Class,
+    Function,
+    Place,
+    argument,
+    arguments_of,
+    dotted,
+    is_constant,
+    keyword,
+    names_in,
+    shown,
+)
 from .ranks import COUNT
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
@@ -671,11 +684,14 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
-        if given is None:
+        if given is None or context.ranks.partial(call) is not None:
             continue
+        given, bound = without_partial(context, function, given)
         target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
         if target is None and dotted(given) in function.inner:
             target = function.inner[dotted(given)]
+        if any(re.search(r"rank|time|pid|epoch", name) for value in bound for name in names_in(value)):
+            continue
         body = target.node if isinstance(target, Function) else given if isinstance(given, ast.Lambda) else None
         seed = next((n for n in ast.walk(body) if _seeds(n)), None) if body is not None else None
         if seed is None or body is None:
@@ -691,6 +707,15 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
         message = "worker k of every rank gets the same seed here, so all ranks draw the same augmentations"
         fix = "seed from torch.initial_seed() and the rank, or leave worker_init_fn out: PyTorch seeds workers itself"
         yield Found("DDP205", function.module, call.node, message, fix)
+
+
+def without_partial(context: Context, function: Function, node: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
+    """Return `f` and its bound values for `partial(f, seed=1)`, also where a variable holds that."""
+    values = [a.value for a in context.program.assigned(function, dotted(node))] if dotted(node) else [node]
+    made = values[0] if len(values) == 1 else None
+    if isinstance(made, ast.Call) and context.program.is_partial(function, made) and made.args:
+        return made.args[0], arguments_of(made)[1:]
+    return node, []
 
 
 def _seeds(node: ast.AST) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Assignment, Call, Function, argument, arguments_of, dotted, keyword, last_of, names_in, shown
+from .module import Assignment, Call, Function, Guard, argument, arguments_of, dotted, keyword, last_of, names_in, shown
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
@@ -37,17 +37,27 @@ def all_ranks(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        if call.name != "torch.save" or len(call.node.args) < 2 or not _on_all(context, call, 0):
+        path = _written(call)
+        if path is None or not _on_all(context, call, 0):
             continue
-        words = names_in(call.node.args[1]) | _made_of(context, function, call.node.args[1])
+        words = names_in(path) | _made_of(context, function, path)
         if any(re.search(r"rank|local|gpu|pid|host", word.lower()) for word in words):
             continue
         message = (
-            f"all ranks write `{shown(call.node.args[1], 40)}` at the same time: each truncates what another has begun,"
-            " and a kill meanwhile leaves a file that cannot be loaded"
+            f"all ranks write `{shown(path, 40)}` at the same time: each truncates what another has begun,"
+            " and whoever reads it, or a kill meanwhile, finds a file that cannot be loaded"
         )
         fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
         yield Found("DDP302", function.module, call.node, message, fix)
+
+
+def _written(call: Call) -> ast.expr | None:
+    """Return the path of `torch.save(x, path)` and of `open(path, "w")`."""
+    if call.name == "torch.save":
+        return call.node.args[1] if len(call.node.args) > 1 else None
+    mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
+    writes = call.name == "open" and isinstance(mode, ast.Constant) and str(mode.value) in ("w", "wb", "wt", "w+")
+    return call.node.args[0] if writes and call.node.args else None
 
 
 def each_node(context: Context, function: Function) -> Iterator[Found]:
@@ -116,16 +126,36 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     function = call.function
     if depth > 4 or context.ranks.partial(call) is not None:
         return False
-    if any(not (_of_numbers(guard.test) or (guard.early and _is_option(guard.test))) for guard in call.place.guards):
+    if any(not (_of_numbers(guard.test) or _is_alike(context, function, guard)) for guard in call.place.guards):
         return False
-    if isinstance(function.node, ast.Module) or function.name in ENTRIES:
+    if isinstance(function.node, ast.Module) or function.name in ENTRIES or _is_spawned(context, function):
         return id(function.module) in context.distributed and _joins(context, function)
     callers = context.program.sites.get(id(function), [])
     return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
 
 
+def _is_spawned(context: Context, function: Function) -> bool:
+    """Tell whether a function is what mp.spawn starts as a rank."""
+    starts = (c for last in ("spawn", "start_processes") for c in context.calls_in_component(function.module, last))
+    return any(c.node.args and dotted(c.node.args[0]).rpartition(".")[2] == function.name for c in starts)
+
+
 def _joins(context: Context, function: Function) -> bool:
     return any(c.last in ("DistributedDataParallel", "DDP") for f in function.module.functions for c in f.calls)
+
+
+def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition is an option that is the same on all ranks: behind an exit, or one that nothing sets."""
+    last = dotted(guard.test).rpartition(".")[2]
+    if not _is_option(guard.test) or guard.early:
+        return _is_option(guard.test)
+    names = {f"--{last}", f"--{last.replace('_', '-')}"}
+    declared = any(
+        isinstance(given, ast.Constant) and given.value in names
+        for option in context.calls_in_component(function.module, "add_argument")
+        for given in option.node.args
+    )
+    return declared and not context.says(function.module, re.compile(rf"\.{last}\s*=[^=]"))
 
 
 def _is_option(test: ast.expr) -> bool:
@@ -427,6 +457,8 @@ def _refused(
 
 def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether a variable is only ever made as an array of numpy."""
+    if isinstance(node, ast.Call) and function.module.full_name(node.func) == "numpy.random.get_state":
+        return True
     values = [a.value for a in context.program.assigned(function, dotted(node)) if a.value is not None]
     made = [v for v in values if isinstance(v, ast.Call) and function.module.full_name(v.func) in ARRAYS]
     return bool(made) and all(v in made or _is_item(v) for v in values)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
-from .results import SEEDS
+from .results import SEEDS, without_partial
 from .stops import SPAWN
 
 MANUAL = {"torch.manual_seed", "torch.random.manual_seed"}
@@ -136,6 +136,9 @@ def _seeded_apart(context: Context, function: Function) -> bool:
 
 def _may_know(context: Context, call: Call, given: ast.expr) -> bool:
     """Tell whether what seeds the workers may know the rank: it is not here, or the rank stands in it."""
+    given, bound = without_partial(context, call.function, given)
+    if any(re.search(r"rank|gpu", name) for value in bound for name in names_in(value)):
+        return True
     target = context.program.lookup(call.function.module, dotted(given)) if dotted(given) else None
     return not isinstance(target, Function) or re.search(r"rank|gpu", ast.unparse(target.node)) is not None
 

@@ -300,6 +300,12 @@ PYTHON: tuple[Described, ...] = (
         "each gradient goes over the CPU and TCP, also between GPUs of one node",
     ),
     described(
+        422,
+        "gradient-by-gradient",
+        "a collective for the gradient of each parameter, behind the backward pass",
+        "hundreds of collectives a step, none of them beside the backward pass",
+    ),
+    described(
         501,
         "patched-timeout",
         "a default timeout that is patched where nothing looks",
@@ -384,6 +390,12 @@ PYTHON: tuple[Described, ...] = (
         "all-ranks-prepare",
         "a file, as a cache, that every rank makes if it does not see it",
         "a rank may read what another one is writing",
+    ),
+    described(
+        621,
+        "collective-per-own-key",
+        "a collective for each key of a dict that each rank fills by the data it has seen",
+        "ranks that have seen other keys call it another number of times",
     ),
     described(
         615,

@@ -132,6 +132,11 @@ class Context:
         near += [other for one in near[1:] for other in self.program.imports_of(one)]
         return any(pattern.search(other.file.text) for other in near)
 
+    def is_spawned(self, function: Function) -> bool:
+        """Tell whether a function is what mp.spawn starts as a rank."""
+        starts = (c for last in ("spawn", "start_processes") for c in self.calls_in_component(function.module, last))
+        return any(c.node.args and dotted(c.node.args[0]).rpartition(".")[2] == function.name for c in starts)
+
     def run_by_ranks(self, function: Function) -> bool:
         """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""
         if id(function) not in self._run_by_ranks:
@@ -218,12 +223,19 @@ def framework_of(module: Module) -> str:
 
 
 def wraps_ddp(module: Module) -> bool:
-    """Tell whether a file makes a DistributedDataParallel of PyTorch."""
+    """Tell whether a file makes a DistributedDataParallel of PyTorch, or averages the gradients itself."""
     return any(
-        DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name)
+        (DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name))
+        or (call.name == "torch.distributed.all_reduce" and is_of_gradient(call))
         for function in module.functions
         for call in function.calls
     )
+
+
+def is_of_gradient(call: Call) -> bool:
+    """Tell whether a call is given the gradient of one parameter, `p.grad` or `p.grad.data`."""
+    given = dotted(call.node.args[0]) if call.node.args else ""
+    return given.endswith((".grad", ".grad.data"))
 
 
 def _puts_on_gpu(value: ast.expr) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .context import Context, Found, carries
+from .context import Context, Found, carries, is_of_gradient
 from .devices import INIT
 from .effects import without_gradients
 from .module import Call, Function, Guard, Place, argument, dotted, is_constant, keyword, last_of, names_in, shown
@@ -17,6 +17,8 @@ SYNCHRONIZES = {"torch.cuda.synchronize"}
 WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
 FINITE = {"torch.isnan", "torch.isinf", "torch.isfinite"}
 CHOICES = re.compile(r"self|(?:.*_)?(?:args?|cfg|config|conf|opts?|hps?|hparams|params|flags|para|[A-Z][A-Z_]+)")
+BARRIER = "torch.distributed.barrier"
+WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
 REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
@@ -55,7 +57,9 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
             )
             message = f"`{shown(call.node)}` {what}, at every step, on every rank: the CPU cannot run ahead"
             yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
-        elif call.name == "torch.distributed.barrier" and not within(call.place):
+        elif (
+            call.name == "torch.distributed.barrier" and not within(call.place) and context.says(function.module, WRAPS)
+        ):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
 
@@ -116,7 +120,7 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
     """Yield gradients that are reduced at each backward pass although the optimizer steps at every n-th only."""
     if not context.plain(function.module):
         return
-    if context.says(function.module, UNSYNCHRONIZED):
+    if context.says(function.module, UNSYNCHRONIZED) or not context.says(function.module, WRAPS):
         return
     for call in function.calls:
         if call.last != "backward" or (call.place.loops and not _each_step(context, call)):
@@ -175,6 +179,25 @@ def values(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
             yield Found("DDP412", function.module, inner.node, message, fix)
+
+
+def gradients(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a collective for the gradient of each parameter, where DDP reduces many at once during backward."""
+    for call in function.calls:
+        if call.name != "torch.distributed.all_reduce" or not is_of_gradient(call) or not call.place.loops:
+            continue
+        loop = call.place.loops[-1]
+        over = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
+        if "parameters()" not in over or is_constant(keyword(call.node, "async_op"), True):
+            continue
+        sites = context.program.sites.get(id(function), ())
+        if len(call.place.loops) > 1 or any(site.place.loops for site in sites):
+            message = (
+                f"each step reduces the gradients one by one, a collective for each of `{shown(loop.iter, 30)}`,"  # type: ignore[attr-defined]
+                " and only when the backward pass is over: DDP reduces many at once, while backward goes on"
+            )
+            fix = "wrap the model in DistributedDataParallel, or reduce one flat tensor of all gradients"
+            yield Found("DDP422", function.module, call.node, message, fix)
 
 
 def in_forward(context: Context, function: Function) -> Iterator[Found]:
@@ -473,4 +496,4 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (in_forward, placebos, group_per_call, groups, guards)
-OF_RANKS = (per_step, checks, accumulation, values, norms, options)  # only where several ranks run the file
+OF_RANKS = (per_step, checks, accumulation, gradients, values, norms, options)  # only where several ranks run the file

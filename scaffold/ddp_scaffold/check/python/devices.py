@@ -18,6 +18,7 @@ MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCA
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
+LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
 MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
 
@@ -221,6 +222,8 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
         if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
             continue
+        if not _launched(context, function):
+            continue
         read = context.says(function.module, LOCAL_RANK)
         rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"
         message = (
@@ -229,6 +232,15 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "read int(os.environ['LOCAL_RANK']) and start with torchrun, or add '--local-rank' to the names"
         yield Found("DDP610", function.module, call.node, message, fix)
+
+
+def _launched(context: Context, function: Function) -> bool:
+    """Tell whether a launcher may start the ranks: not where mp.spawn does, here or in what imports this file."""
+    module = function.module
+    spawns = [c for c in context.calls_in_component(module, "spawn") if c.name.startswith("torch.multiprocessing")]
+    users = {id(c.function.module): c.function.module for c in spawns}.values()
+    spawned = any(module is user or module in context.program.imports_of(user) for user in users)
+    return not spawned or any(LAUNCHERS.search(text) for text in context.texts)
 
 
 def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:

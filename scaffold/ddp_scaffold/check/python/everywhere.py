@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
+from .effects import walk_body
 from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .saves import NODES, PATH
 from .stops import SPAWN
+from .waiting import barriers_around
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
-WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
+WRITERS = {"EventsWriter", "SummaryWriter", "wandb.init", "logging.FileHandler"}
 ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
 BY_ENVIRONMENT = re.compile(r"init_method=[\"']env://")  # a start that may be of several nodes
+RESUMES = re.compile(r"resum\w*['\"]?\]?$")
 FETCHES = re.compile(
     r"urllib\.request\.urlretrieve|wget\.download|gdown\.\w+|urlretrieve|shutil\.unpack_archive"
     r"|torch\.hub\.download_url_to_file|torchvision\.datasets\.utils\.download\w+"
@@ -124,6 +127,10 @@ def _on_every_rank(context: Context, call: Call, depth: int) -> bool:
         return False
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
+    if barriers_around(context, call) is not None:
+        return False
+    if context.is_spawned(call.function):
+        return True
     sites = context.program.sites.get(id(call.function), ())
     of_ranks = [site for site in sites if context.run_by_ranks(site.function)] or sites
     return depth > 3 or not sites or any(_on_every_rank(context, site, depth + 1) for site in of_ranks)
@@ -173,7 +180,7 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
     if not _of_ranks(context, function):
         return
     for call in function.calls:
-        named = call.last if call.last == "SummaryWriter" else call.name
+        named = call.last if call.last in ("SummaryWriter", "EventsWriter") else call.name
         if named not in WRITERS and not (_appends(call) and _is_called(context, function)):
             continue
         if not _on_every_rank(context, call, 0) or _in_choice(context, call):
@@ -235,7 +242,14 @@ def _switched_off(context: Context, call: Call) -> bool:
 
 def _in_choice(context: Context, call: Call) -> bool:
     """Tell whether a class makes it for whoever makes an object: that may be rank 0 only."""
-    return call.function.name == "__init__" and not context.program.sites.get(id(call.function))
+    sites = context.program.sites.get(id(call.function), ())
+    return call.function.name == "__init__" and all(_is_chosen(site) for site in sites)
+
+
+def _is_chosen(call: Call) -> bool:
+    """Tell whether a call stands under a test of a name, `if format == "tensorboard"`."""
+    parts = (part for guard in call.place.guards for part in ast.walk(guard.test))
+    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
 
 
 def resumes(context: Context, function: Function) -> Iterator[Found]:
@@ -263,7 +277,27 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP611", function.module, looks[0], message, fix)
         return
     yield from _found_by_helper(context, function)
+    yield from _remembered(context, function)
     yield from _missing_files(context, function)
+
+
+def _remembered(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `resuming = os.path.isfile(path)`: what each rank has seen itself decides where it begins."""
+    if "resum" not in function.module.file.text or not context.says_near(function.module, NODES):
+        return
+    for statement in getattr(function.node, "body", ()):
+        for part in walk_body(statement):
+            if not isinstance(part, ast.Assign) or not RESUMES.search(ast.unparse(part.targets[0])):
+                continue
+            value = part.value.test if isinstance(part.value, ast.IfExp) else part.value
+            if isinstance(value, ast.Call) and _looks(value):
+                message = (
+                    f"each rank looks for `{shown(value, 40)}` itself, while rank 0 may be writing it: on a node that"
+                    " does not see it, ranks begin anew while the others go on, and their steps do not meet"
+                )
+                fix = "let rank 0 look, and broadcast what it has found to all ranks"
+                yield Found("DDP611", function.module, value, message, fix)
+                return
 
 
 def _found_by_helper(context: Context, function: Function) -> Iterator[Found]:

@@ -13,7 +13,9 @@ from .program import Program
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
 Who = Literal["first", "others", "some"]
 
-RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
+RANK = re.compile(
+    r"(?:.*_)?rank|rank_(?:id|idx|index|num)|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE
+)
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
 FIRST = re.compile(
@@ -37,7 +39,7 @@ ALONE = re.compile(
 SEVERAL = re.compile(
     r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
 )
-COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks)|n_?procs")
+COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks|gpus)|n_?procs|n?_?gpus")
 RANK_ZERO = ast.parse("rank == 0", mode="eval").body  # the condition of a decorator
 INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
 

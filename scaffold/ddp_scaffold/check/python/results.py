@@ -34,7 +34,9 @@ TOGETHER = re.compile(
 EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
-REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
+REDUCTIONS = {
+    *("all_reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce", "all_gather_into_tensor"),
+}
 
 
 def loaders(context: Context, function: Function) -> Iterator[Found]:
@@ -83,6 +85,10 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         return any(_given_on(context, m, holds, end, held_out, depth) for m in function.of_class.methods.values())
     if _given_on(context, function, holds, end, held_out, depth):
         return True
+    mine = [(n, a) for n, found in function.assignments.items() if n.startswith("self.") for a in found]
+    kept = [n for n, assignment in mine if _is(assignment.value, name)]
+    if any(comes_to(context, function, one, end, held_out, depth + 1) for one in kept):
+        return True
     returned = [e.node for e in function.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
     if not any(name in names_in(node) for node in returned):
         return False
@@ -99,6 +105,10 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
             return True
     return False
+
+
+def _is(value: ast.expr | None, name: str) -> bool:
+    return value is not None and dotted(value) == name
 
 
 def _parts_of(returned: list[ast.Return], name: str) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
+PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
@@ -128,16 +129,10 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
         return False
     if any(not (_of_numbers(guard.test) or _is_alike(context, function, guard)) for guard in call.place.guards):
         return False
-    if isinstance(function.node, ast.Module) or function.name in ENTRIES or _is_spawned(context, function):
+    if isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function):
         return id(function.module) in context.distributed and _joins(context, function)
     callers = context.program.sites.get(id(function), [])
     return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
-
-
-def _is_spawned(context: Context, function: Function) -> bool:
-    """Tell whether a function is what mp.spawn starts as a rank."""
-    starts = (c for last in ("spawn", "start_processes") for c in context.calls_in_component(function.module, last))
-    return any(c.node.args and dotted(c.node.args[0]).rpartition(".")[2] == function.name for c in starts)
 
 
 def _joins(context: Context, function: Function) -> bool:
@@ -146,7 +141,7 @@ def _joins(context: Context, function: Function) -> bool:
 
 def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
     """Tell whether a condition is an option that is the same on all ranks: behind an exit, or one that nothing sets."""
-    last = dotted(guard.test).rpartition(".")[2]
+    owner, _, last = dotted(guard.test).rpartition(".")
     if not _is_option(guard.test) or guard.early:
         return _is_option(guard.test)
     names = {f"--{last}", f"--{last.replace('_', '-')}"}
@@ -155,7 +150,7 @@ def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
         for option in context.calls_in_component(function.module, "add_argument")
         for given in option.node.args
     )
-    return declared and not context.says(function.module, re.compile(rf"\.{last}\s*=[^=]"))
+    return declared and not context.says(function.module, re.compile(rf"\b{owner}\.{last}\s*=[^=]"))
 
 
 def _is_option(test: ast.expr) -> bool:
@@ -190,7 +185,7 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
-        if path is None or not _repeats(context, call, 0) or re.search(r"best|final|tmp|temp", path.lower()):
+        if path is None or not _repeats(context, call, 0) or PASSING.search(path.lower()):
             continue
         message = (
             f"each save overwrites `{shown(call.node.args[1], 40)}` in place: a kill while it is written leaves a file"
@@ -271,13 +266,12 @@ def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
 def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
     """Return the file name at the end of a path that no step or epoch changes, or None."""
     if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
-        sites = context.program.sites.get(id(function), ())
-        given = [argument(site, function, node.id) for site in sites] if depth < 3 else []
-        found = {
-            _constant_path(context, site.function, value, depth + 1) if value is not None else None
-            for site, value in zip(sites, given, strict=False)
-        }
-        return found.pop() if len(found) == 1 else None
+        for site in context.program.sites.get(id(function), ()) if depth < 3 else ():
+            value = argument(site, function, node.id)
+            path = _constant_path(context, site.function, value, depth + 1) if value is not None else None
+            if path is not None and not PASSING.search(path.lower()) and _repeats(context, site, 0):
+                return path
+        return None
     if isinstance(node, ast.Name):
         assigned = context.program.assigned(function, node.id)
         if len(assigned) != 1 or assigned[0].value is None:
@@ -295,7 +289,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
     if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
         last = node.values[-1] if node.values else None
         named = isinstance(last, ast.Constant) and (len(node.values) == 1 or str(last.value).startswith("/"))
-        return str(last.value) if named and isinstance(last, ast.Constant) and not _changes(node) else None
+        held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
+        return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
     if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
@@ -415,6 +411,9 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
         if call.name != "torch.save" or not call.node.args:
             continue
         node = call.node.args[0]
+        if isinstance(node, ast.Attribute) and node.attr == "module":
+            yield _whole(function, node, strict[0])
+            continue
         values = [
             node,
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
@@ -426,6 +425,17 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
                 pairs = [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
             yield from _refused(context, function, pairs, strict[0])
+
+
+def _whole(function: Function, node: ast.expr, load: Call) -> Found:
+    """Return the finding of a module that is saved itself, and not its state."""
+    where = f"{load.function.module.file.path} line {load.function.module.position(load.node.lineno)[1]}"
+    message = (
+        f"`{shown(node, 30)}` is the module itself and not its state, which torch.load refuses since PyTorch 2.6"
+        f" (weights_only is True): this file cannot be loaded ({where})"
+    )
+    fix = f"save `{shown(node, 30)}.state_dict()`, and load it into a model that the code makes"
+    return Found("DDP305", function.module, node, message, fix)
 
 
 def _refused(

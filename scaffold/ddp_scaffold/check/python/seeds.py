@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
+from .costs import within
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .results import SEEDS, without_partial
 from .stops import SPAWN
@@ -18,6 +19,7 @@ DRAWS = re.compile(r"(?:random|numpy\.random|torch)\.(?:rand\w*|choice\w*|shuffl
 AUGMENTS = re.compile(
     r"Random\w+|ColorJitter|TrivialAugmentWide|AutoAugment|RandAugment|AugMix|(?:Shift)?ScaleRotate|\w*Aug(?:ment\w*)?"
 )
+TENSORS = re.compile(r"torch\.(?:randn|rand|randint|bernoulli|multinomial|normal|randn_like|rand_like|randint_like)")
 MAX_DEPTH = 4
 
 
@@ -79,7 +81,10 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    if any(call.name in SPAWN for call in function.calls) or not _augments(context, function):
+    if _is_of_parent(context, function):
+        return
+    drawn = None if _augments(context, function) else _drawn_in_step(context, function)
+    if drawn is None and not _augments(context, function):
         return
     for call in function.calls:
         if not (call.name in MANUAL or _seeds_torch(context, call)) or not call.node.args:
@@ -94,9 +99,48 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
             "all ranks have this seed: worker k of every rank draws the same augmentations, and dropout the same masks,"
             " so the samples of a step are augmented alike"
         )
+        if drawn is not None:
+            line = f"{drawn.function.module.file.path} line {drawn.function.module.position(drawn.node.lineno)[1]}"
+            message = (
+                f"all ranks have this seed: `{shown(drawn.node.func, 40)}` ({line}) draws the same numbers on every"
+                " rank at each step, and dropout the same masks"
+            )
         fix = f"write `{shown(call.node.func)}({shown(call.node.args[0], 30)} + rank)`: DDP makes the weights equal"
         yield Found("DDP608", function.module, call.node, message, fix)
         return
+
+
+def _is_of_parent(context: Context, function: Function) -> bool:
+    """Tell whether a function runs in the process that starts the ranks, before they are there."""
+    if any(call.name in SPAWN for call in function.calls):
+        return True
+    if context.is_spawned(function):
+        return False
+    sites = context.program.sites.get(id(function), ())
+    return bool(sites) and all(any(c.name in SPAWN for c in site.function.calls) for site in sites)
+
+
+def _drawn_in_step(context: Context, function: Function) -> Call | None:
+    """Return a call by which each step of training draws a tensor, as noise or a mask."""
+    for module in context.in_component(function.module):
+        for other in module.functions if context.plain(module) else ():
+            loops = {c.place.loops[-1] for c in other.calls if c.last == "backward" and c.place.loops}
+            for call in other.calls:
+                if not call.place.loops or call.place.loops[-1] not in loops:
+                    continue
+                if _draws_tensor(call) and not any(isinstance(g.test, ast.Compare) for g in within(call.place)):
+                    return call
+                target = context.program.called(call)
+                if target is not None and (inner := next((c for c in target.calls if _draws_tensor(c)), None)):
+                    return inner
+    return None
+
+
+def _draws_tensor(call: Call) -> bool:
+    """Tell whether a call draws a tensor, and not one number for a decision of all ranks."""
+    if not TENSORS.fullmatch(call.name):
+        return False
+    return not (len(call.node.args) == 1 and is_constant(call.node.args[0], 1))
 
 
 def _is_helper(context: Context, function: Function, call: Call) -> bool:

@@ -28,6 +28,7 @@ PREPARES = re.compile(
     r"|^convert_\w+_to_features$"
 )
 DATA = re.compile(r"load|data|batch|test|val|reader|split|image|file|clip|video|sample|query|gallery")
+CACHES = re.compile(r"^load_and_cache_\w+")  # as in the examples of transformers
 LONG = {
     *("test", "val", "valid", "score", "scores", "inception", "testing"),
     "estimate",
@@ -240,6 +241,42 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP410", function.module, call.node, message, fix)
 
 
+def first_rank_first(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data that rank 0 prepares between the barrier of the others and its own: they wait there meanwhile."""
+    if id(function.module) not in context.distributed:
+        return
+    for call in function.calls:
+        before = barriers_around(context, call)
+        heavy = _heavy(context, call) if before is not None else None
+        if before is None or (heavy is None and not CACHES.search(call.last)):
+            continue
+        line = function.module.position(before.node.lineno)[1]
+        message = (
+            f"rank 0 alone comes to `{shown(call.node.func, 40)}` first, minutes for much data; the others wait for it"
+            f" in the barrier of line {line}, GPUs idle, and the job dies if it takes longer than the timeout (10"
+            " minutes with nccl)"
+        )
+        fix = "prepare the data before the job, or wait for it outside of the training group with a deadline of its own"
+        yield Found("DDP410", function.module, call.node, message, fix)
+        return
+
+
+def barriers_around(context: Context, call: Call) -> Call | None:
+    """Return the barrier in which the other ranks wait until rank 0 has done a call and comes to its own."""
+    before = after = None
+    if call.last == "barrier" or not any(c.last == "barrier" for c in call.function.calls):
+        return None
+    for other in call.function.calls:
+        found = context.ranks.partial(other) if other.last == "barrier" else None
+        if found is None or found[0].early:
+            continue
+        if other.order < call.order:
+            before = other if found[1] == "others" else None
+        elif after is None:
+            after = found[1]
+    return before if after == "first" else None
+
+
 def _heavy(context: Context, call: Call, depth: int = 0) -> str | None:
     """Return what a call does that takes minutes, in words, or None."""
     if HEAVY_NAMES.fullmatch(call.name):
@@ -278,4 +315,4 @@ def _waits_next(context: Context, call: Call, guard: Guard) -> Call | None:
 
 
 RULES = ()
-OF_RANKS = (long_work, heavy_work)  # only where several ranks run the file
+OF_RANKS = (long_work, heavy_work, first_rank_first)  # only where several ranks run the file

@@ -200,6 +200,12 @@ PYTHON: tuple[Described, ...] = (
         "it was measured on one rank's part of the set",
     ),
     described(
+        221,
+        "rank-only-step",
+        "a step of the optimizer or of the schedule that only some ranks make",
+        "the ranks have the same gradients, and apply them with other rates or not at all: their weights drift apart",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -235,6 +241,12 @@ PYTHON: tuple[Described, ...] = (
         "old-removed-first",
         "an old checkpoint that is removed before the new one is there",
         "a kill in between leaves neither",
+    ),
+    described(
+        321,
+        "optimizer-not-loaded",
+        "an optimizer's state that is saved, and that no resume loads",
+        "a run that goes on begins with empty moments, at the learning rate of the start",
     ),
     described(
         401,
@@ -396,6 +408,12 @@ PYTHON: tuple[Described, ...] = (
         "collective-per-own-key",
         "a collective for each key of a dict that each rank fills by the data it has seen",
         "ranks that have seen other keys call it another number of times",
+    ),
+    described(
+        622,
+        "gather-keeps-own-gradient",
+        "a gather whose backward pass keeps the gradient of the rank's own part alone",
+        "what the other ranks' losses say about this part is dropped, and DDP divides the rest by the number of ranks",
     ),
     described(
         615,

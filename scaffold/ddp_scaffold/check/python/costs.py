@@ -21,6 +21,7 @@ BARRIER = "torch.distributed.barrier"
 WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
+LOGGED = {"torch.distributed.all_reduce", "torch.distributed.reduce"}
 REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
 
@@ -41,11 +42,9 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
         if not call.place.loops or call.place.loops[-1] not in steps or not _each_step(context, call):
             continue
         loop = call.place.loops[-1]
-        if loop not in seen and (found := _read_of_loss(context, call, frozenset(), 0)) is not None:
+        if loop not in seen and (found := _first_read(context, function, loop)) is not None:
             seen.add(loop)
-            read, ranks = found.call, "on every rank"
-            if found.first or any(context.ranks.guard(function, guard) == "first" for guard in within(call.place)):
-                ranks = "on rank 0, for which the others wait"
+            read, ranks = found.call, "on rank 0, for which the others wait" if found.first else "on every rank"
             message = f"`{shown(read.node, 40)}` makes the CPU wait for the GPU at every step, {ranks}"
             tensor = re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(read.node.func, 40))
             tensor = shown(read.node.args[0], 40) if read.name == "float" else tensor
@@ -62,6 +61,18 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
         ):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
+
+
+def _first_read(context: Context, function: Function, loop: ast.stmt) -> Read | None:
+    """Return the first call by which each step of a loop reads from the GPU: on every rank, else on rank 0."""
+    found: list[Read] = []
+    for call in function.calls:
+        if call.place.loops[-1:] != (loop,) or not _each_step(context, call):
+            continue
+        if (read := _read_of_loss(context, call, frozenset(), 0)) is not None:
+            of_rank = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place))
+            found.append(Read(read.call, read.first or of_rank))
+    return next((read for read in found if not read.first), found[0] if found else None)
 
 
 def _each_step(context: Context, call: Call) -> bool:
@@ -165,6 +176,7 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     """Yield a collective for each of several values, at each step of training."""
     if not context.plain(function.module):
         return
+    yield from _one_by_one(context, function)
     for loop, place in function.loops:
         if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and place.loops and not within(place)):
             continue
@@ -179,6 +191,31 @@ def values(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
             yield Found("DDP412", function.module, inner.node, message, fix)
+
+
+def _one_by_one(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the first of three and more collectives behind the backward pass of a step, of what is only logged."""
+    for back in function.calls:
+        if back.last != "backward" or not back.place.loops:
+            continue
+        loop = back.place.loops[-1]
+        later = [
+            c
+            for c in function.calls
+            if c.order > back.order
+            and c.place.loops[-1:] == (loop,)
+            and c.name in LOGGED
+            and not is_of_gradient(c)
+            and _each_step(context, c)
+        ]
+        if len(later) >= 3:
+            message = (
+                f"{len(later)} collectives at every step for values that are logged (the last in line"
+                f" {function.module.position(later[-1].node.lineno)[1]}): each is a round trip of all ranks"
+            )
+            fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or every n steps"
+            yield Found("DDP412", function.module, later[0].node, message, fix)
+            return
 
 
 def gradients(context: Context, function: Function) -> Iterator[Found]:
@@ -259,6 +296,7 @@ def _read_of_loss(context: Context, call: Call, given: frozenset[str], depth: in
         if name not in ("self", "cls")
         and (value := argument(call, target, name)) is not None
         and _is_on_gpu(context, call.function, value, given)
+        and not _is_number(call.function, value)
     )
     for inner in target.calls:
         first = any(context.ranks.guard(target, guard) == "first" for guard in inner.place.guards)
@@ -279,10 +317,24 @@ def _seldom(context: Context, function: Function, guard: Guard, of_rank: bool = 
         for one in rest
         for part in ast.walk(one)
     )
+    rest = [part for part in rest if not _asks_for_tensor(part, guard.holds)]
     text = " ".join(ast.unparse(part) for part in rest)
     words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
     other = r"" if of_rank else r"|rank|main|master|writer"
     return counts or bool(re.search(words + other, text))
+
+
+def _asks_for_tensor(test: ast.expr, holds: bool) -> bool:
+    """Tell whether a condition is `isinstance(x, torch.Tensor)`, or that something is no number of Python."""
+    if not (isinstance(test, ast.Call) and dotted(test.func) == "isinstance" and len(test.args) == 2):
+        return False
+    return "Tensor" in ast.unparse(test.args[1]) if holds else bool({"float", "int"} & names_in(test.args[1]))
+
+
+def _is_number(function: Function, node: ast.expr) -> bool:
+    """Tell whether a variable is a number of Python already: what `item()` has given."""
+    values = [a.value for a in function.assignments.get(dotted(node), ())] if dotted(node) else []
+    return bool(values) and all(isinstance(v, ast.Call) and last_of(v) in ("item", "float", "tolist") for v in values)
 
 
 def holds_always(context: Context, function: Function, test: ast.expr) -> bool:

@@ -18,6 +18,7 @@ MASKS, LOCAL_RANK, ON_GPU = re.compile("CUDA_VISIBLE_DEVICES"), re.compile("LOCA
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
+EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e")
 LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
 MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
@@ -118,7 +119,7 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         for c in function.calls
         if init.order < c.order < late.order
         and c.last not in WITHOUT_TENSORS
-        and (context.effects.direct(c) or c.last == "cuda")
+        and (context.effects.direct(c) or (c.last == "cuda" and not _is_bare_loss(c)))
     ]
     if between:
         message = (
@@ -131,6 +132,18 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
         fix = f"call `{shown(late.node, 40)}` first, and give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _is_bare_loss(call: Call) -> bool:
+    """Tell whether `.cuda()` is one of a loss without weights, which has no tensor: `nn.CrossEntropyLoss().cuda()`."""
+    func = call.node.func
+    made = func.value if isinstance(func, ast.Attribute) else None
+    return (
+        isinstance(made, ast.Call)
+        and dotted(made.func).endswith("Loss")
+        and not made.args
+        and not any(word.arg in ("weight", "pos_weight", None) for word in made.keywords)
+    )
 
 
 def _late_in_helper(context: Context, function: Function, init: Call) -> Iterator[Found]:
@@ -237,7 +250,8 @@ def options(context: Context, function: Function) -> Iterator[Found]:
 def _launched(context: Context, function: Function) -> bool:
     """Tell whether a launcher may start the ranks: not where mp.spawn does, here or in what imports this file."""
     module = function.module
-    spawns = [c for c in context.calls_in_component(module, "spawn") if c.name.startswith("torch.multiprocessing")]
+    starts = [c for last in ("spawn", "Process") for c in context.calls_in_component(module, last)]
+    spawns = [c for c in starts if "multiprocessing" in c.name]
     users = {id(c.function.module): c.function.module for c in spawns}.values()
     spawned = any(module is user or module in context.program.imports_of(user) for user in users)
     return not spawned or any(LAUNCHERS.search(text) for text in context.texts)
@@ -281,6 +295,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
             continue
         if any(re.search(r"rank|gpu|device", name) for name in names_in(call.node.args[0])):
             continue  # a file of its own for each
+        if EVALUATES.match(function.name) and not any(c.last == "backward" for c in function.calls):
+            continue  # a program of its own, of one process as a rule
         if any("download" in c.last or c.last == "load_url" for c in function.calls):
             continue  # others have saved it, who knows where
         if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):

@@ -21,6 +21,7 @@ OF_KIND = {
     "sharded load": "DDP111",
     "metric": "DDP113",
 }
+LOADERS = re.compile(r"(?:loader|dataset|data|batches)\)*$")  # what a loop over data goes over, at its end
 DESTROY = "torch.distributed.destroy_process_group"
 CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
 READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
@@ -178,6 +179,9 @@ def _other_branch(context: Context, function: Function, guard: Guard, name: str)
             continue
         if any(effect.name.rpartition(".")[2] == name for effect in context.effects.of(other)):
             return True
+        given = {dotted(arg).rpartition(".")[2] for arg in arguments_of(other.node)} - {""}
+        if any(call.last in given for call in function.calls if call.place.guards != other.place.guards):
+            return True  # it is given on, to be called there
         text = dotted(other.node.func)
         plain = other.name.partition(".")[0] in KNOWN_OWNERS or "log" in text.lower() or "." not in text
         if not plain and context.program.called(other) is None and other.last.startswith(ANSWERS):
@@ -258,7 +262,7 @@ def _filled_by_data(function: Function, name: str, loop: ast.stmt) -> ast.stmt |
     for other, _ in function.loops if empty else ():
         if other is loop or not isinstance(other, ast.For) or other.lineno > loop.lineno:
             continue
-        if not re.search(r"load|data|batch", ast.unparse(other.iter).lower()):
+        if not LOADERS.search(ast.unparse(other.iter).lower()):
             continue
         given = {part.id for part in ast.walk(other.target) if isinstance(part, ast.Name)}
         own = _made_in(other, given)

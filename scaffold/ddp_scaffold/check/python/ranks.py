@@ -16,6 +16,7 @@ Who = Literal["first", "others", "some"]
 RANK = re.compile(
     r"(?:.*_)?rank|rank_(?:id|idx|index|num)|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE
 )
+NODE = re.compile(r"\bnr\s*\*\s*(?:\w+\.)?n?_?gpus")  # `rank = nr * gpus + gpu`: the number of a node
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
 FIRST = re.compile(
@@ -329,6 +330,8 @@ class Ranks:
         name = dotted(node.func if isinstance(node, ast.Call) else node)
         last = name.rpartition(".")[2] if name else getattr(node, "attr", "")
         if RANK.fullmatch(last) and not NO_RANK.fullmatch(last):
+            return True
+        if last == "nr" and NODE.search(function.module.file.text):
             return True
         if name and isinstance(node, (ast.Name, ast.Attribute)):
             values = [a.value for a in self.program.assigned(function, name)]

@@ -85,6 +85,12 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         return any(_given_on(context, m, holds, end, held_out, depth) for m in function.of_class.methods.values())
     if _given_on(context, function, holds, end, held_out, depth):
         return True
+    if isinstance(function.node, ast.Module) and depth == 0:  # a variable of the file, which its functions use
+        users = [
+            f for f in function.module.functions if f is not function and name not in {*f.assignments, *f.parameters}
+        ]
+        if any(end(context, user, holds) for user in users):
+            return True
     mine = [(n, a) for n, found in function.assignments.items() if n.startswith("self.") for a in found]
     kept = [n for n, assignment in mine if _is(assignment.value, name)]
     if any(comes_to(context, function, one, end, held_out, depth + 1) for one in kept):
@@ -478,6 +484,70 @@ def reduced_losses(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP214", function.module, call.node, message, fix)
 
 
+def lonely_steps(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a step of the optimizer or of the schedule under a condition of the rank, in a loop in which all train."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        owner = dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
+        if call.last != "step" or not STEPPED.fullmatch(owner) or not call.place.loops:
+            continue
+        found = context.ranks.partial(call)
+        if found is None or found[0].early or _has_twin(context, call):
+            continue
+        if not any(b.last == "backward" or _trains(context, b) for b in _around(context, call)):
+            continue
+        ranks, of_rate = context.ranks.words(*found), "sched" in owner.lower()
+        what = "train with another learning rate" if of_rate else "keep their weights"
+        message = (
+            f"{ranks} comes to `{shown(call.node, 40)}`: the others {what}, so the weights of the ranks drift apart,"
+            " and what rank 0 saves or measures is one of several models"
+        )
+        fix = f"take `{shown(call.node, 40)}` out of `{shown(found[0].test, 40)}`: every rank has to make it"
+        yield Found("DDP221", function.module, call.node, message, fix)
+
+
+def _has_twin(context: Context, call: Call) -> bool:
+    """Tell whether the other ranks come to the same step elsewhere in the function."""
+    text = ast.unparse(call.node.func)
+    return any(c is not call and ast.unparse(c.node.func) == text for c in call.function.calls)
+
+
+def _around(context: Context, call: Call) -> list[Call]:
+    """Return what all ranks call in the loop around a call."""
+    loop = call.place.loops[-1]
+    return [c for c in call.function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
+
+
+def _trains(context: Context, call: Call, depth: int = 0) -> bool:
+    target = context.program.called(call)
+    if target is None or depth > 3 or target is call.function:
+        return False
+    return any(c.last == "backward" or _trains(context, c, depth + 1) for c in target.calls)
+
+
+def own_gradient(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a gather of torch.autograd.Function whose backward pass takes this rank's part of this rank's gradient."""
+    owner = function.of_class
+    if function.name != "backward" or owner is None or not any(base.endswith("Function") for base in owner.bases):
+        return
+    forward = owner.methods.get("forward")
+    gathers = [c for c in forward.calls if c.name.startswith("torch.distributed.all_gather")] if forward else []
+    if not gathers or any(context.effects.of(c) for c in function.calls) or not context.plain(function.module):
+        return
+    parts = [part for part in ast.walk(function.node) if isinstance(part, ast.Subscript)]
+    own = next((part for part in parts if "rank" in ast.unparse(part.slice)), None)
+    if own is not None:
+        message = (
+            f"`{shown(own, 40)}` is this rank's own loss's gradient for its own part: what the other ranks' losses say"
+            " about this part is dropped, and DDP divides the rest by the number of ranks"
+        )
+        fix = (
+            "sum the gradients over the ranks first (`all_reduce` in backward), or use torch.distributed.nn.functional"
+        )
+        yield Found("DDP622", function.module, own, message, fix)
+
+
 def _divided(function: Function, name: str, call: Call) -> bool:
     """Tell whether a tensor, and not its data, is divided by the number of ranks behind a call."""
     for other in function.calls:
@@ -557,6 +627,7 @@ def _made_anew(function: Function, name: str, order: int) -> bool:
     )
 
 
+STEPPED = re.compile(r"\w*(?:optim|sched)\w*|opt|lr_sched\w*", re.IGNORECASE)
 QUIETED = {"detach", "item", "data", "no_grad", "cpu", "numpy"}
 
 
@@ -768,4 +839,12 @@ def generators(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (no_sync, orders, generators)
-OF_RANKS = (loaders, samplers, past_ddp, reduced_losses, worker_seeds)  # only where several ranks run the file
+OF_RANKS = (
+    loaders,
+    samplers,
+    past_ddp,
+    reduced_losses,
+    worker_seeds,
+    lonely_steps,
+    own_gradient,
+)  # only where several ranks run the file

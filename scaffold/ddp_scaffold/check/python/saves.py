@@ -16,6 +16,10 @@ COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
+OPTIMIZER_LOADED = re.compile(
+    r"\w*opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
+)
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
@@ -132,7 +136,7 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     if isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function):
         return id(function.module) in context.distributed and _joins(context, function)
     callers = context.program.sites.get(id(function), [])
-    return bool(callers) and all(_on_all(context, caller, depth + 1) for caller in callers)
+    return any(_on_all(context, caller, depth + 1) for caller in callers)
 
 
 def _joins(context: Context, function: Function) -> bool:
@@ -141,6 +145,8 @@ def _joins(context: Context, function: Function) -> bool:
 
 def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
     """Tell whether a condition is an option that is the same on all ranks: behind an exit, or one that nothing sets."""
+    if isinstance(guard.test, ast.Call) and dotted(guard.test.func) in ("isinstance", "hasattr"):
+        return True
     owner, _, last = dotted(guard.test).rpartition(".")
     if not _is_option(guard.test) or guard.early:
         return _is_option(guard.test)
@@ -562,5 +568,61 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
     )
 
 
+def not_loaded(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
+    if not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
+        return
+    saves = [c for c in function.calls if c.name == "torch.save" and c.node.args]
+    states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
+    saved = next((c for c in states if _saved_with(function, c, saves)), None)
+    if saved is None:
+        return
+    loads = [c for c in context.calls_in_component(function.module, "load") if c.name in ("torch.load", "json.load")]
+    loads.sort(key=lambda c: c.function.module is not function.module)
+    resume = next((c for c in loads if _takes_up(c)), None)
+    if resume is not None:
+        module = resume.function.module
+        where = f"{module.file.path} line {module.position(resume.node.lineno)[1]}"
+        message = (
+            f"`{shown(saved.node, 40)}` is saved, and nothing loads it: the run that goes on from {where} has the"
+            " weights and the epoch, and an optimizer that begins anew"
+        )
+        fix = f"load it there, `{_owner_of(saved)}.load_state_dict(...)`, and the schedule's state as well"
+        yield Found("DDP321", function.module, saved.node, message, fix)
+
+
+def _owner_of(call: Call) -> str:
+    return dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
+
+
+def _saved_with(function: Function, call: Call, saves: list[Call]) -> bool:
+    """Tell whether a value is part of what torch.save is given, at once or as a part of a variable."""
+    for save in saves:
+        node = save.node.args[0]
+        values = [node, *(a.value for a in function.assignments.get(dotted(node), ()) if dotted(node) and a.value)]
+        if any(part is call.node for value in values for part in ast.walk(value)):
+            return True
+    return False
+
+
+def _takes_up(call: Call) -> bool:
+    """Tell whether a load gives the epoch or the step at which training goes on, and the weights."""
+    names = {name for name, found in call.function.assignments.items() for a in found if a.value is call.node}
+    keys = {
+        str(part.slice.value)
+        for part in ast.walk(call.function.node)
+        if isinstance(part, ast.Subscript) and dotted(part.value) in names and isinstance(part.slice, ast.Constant)
+    }
+    counted = any(re.search(r"epoch|step|iter", key) for key in keys)
+    return counted and any(c.last == "load_state_dict" for c in call.function.calls)
+
+
 RULES = (in_place,)
-OF_RANKS = (all_ranks, each_node, removed_first, guesses, not_loadable)  # only where several ranks run the file
+OF_RANKS = (
+    not_loaded,
+    all_ranks,
+    each_node,
+    removed_first,
+    guesses,
+    not_loadable,
+)  # only where several ranks run the file

@@ -202,10 +202,8 @@ def _one_by_one(context: Context, function: Function) -> Iterator[Found]:
         later = [
             c
             for c in function.calls
-            if c.order > back.order
-            and c.place.loops[-1:] == (loop,)
-            and c.name in LOGGED
-            and not is_of_gradient(c)
+            if c.place.loops[-1:] == (loop,)
+            and ((c.order > back.order and c.name in LOGGED and not is_of_gradient(c)) or _is_meter(context, c))
             and _each_step(context, c)
         ]
         if len(later) >= 3:
@@ -216,6 +214,13 @@ def _one_by_one(context: Context, function: Function) -> Iterator[Found]:
             fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or every n steps"
             yield Found("DDP412", function.module, later[0].node, message, fix)
             return
+
+
+def _is_meter(context: Context, call: Call) -> bool:
+    """Tell whether a call is `meter.update(value)`, which reduces the value over the ranks each time."""
+    return call.last == "update" and any(
+        effect.kind == "collective" and effect.name in ("all_reduce", "reduce") for effect in context.effects.of(call)
+    )
 
 
 def gradients(context: Context, function: Function) -> Iterator[Found]:

@@ -235,7 +235,9 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
         if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
             continue
-        if not _launched(context, function):
+        options = context.calls_in_component(function.module, "add_argument")
+        both = any(isinstance(a, ast.Constant) and a.value == "--local-rank" for c in options for a in c.node.args)
+        if both or not _launched(context, function):
             continue
         read = context.says(function.module, LOCAL_RANK)
         rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"

@@ -138,6 +138,7 @@ class Ranks:
                 return False
             return (right, op) in (one if holds else several)
         owner, _, last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")
+        last = _key(test) or last
         built = last == "is_available" and owner.rpartition(".")[2] in ("dist", "distributed")
         return not holds and (built or bool(SEVERAL.fullmatch(last)))
 
@@ -348,6 +349,14 @@ class Ranks:
         if who == "others":
             return "every rank but the first of each node" if local else "every rank but rank 0"
         return f"not every rank (it depends on `{test}`)"
+
+
+def _key(test: ast.expr) -> str:
+    """Return `distributed` for `args["distributed"]` and `args.get("distributed")`."""
+    key = test.slice if isinstance(test, ast.Subscript) else None
+    if isinstance(test, ast.Call) and test.args and isinstance(test.func, ast.Attribute) and test.func.attr == "get":
+        key = test.args[0]
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
 
 
 def _never_taken(guard: Guard, guards: Sequence[Guard]) -> bool:

@@ -247,6 +247,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
             continue
+        if context.program.called(call) is not None:
+            continue  # a class of these files
         name = _assigned(function, call)
         in_order = is_constant(keyword(call.node, "shuffle"), False)
         held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
@@ -273,7 +275,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        inline = not name and _inline(function, call)
+        inline = not name and _inline(context, function, call)
         if (
             not in_order
             and (name or inline)
@@ -366,8 +368,12 @@ def _names_samples(context: Context, function: Function) -> bool:
     return context.says(function.module, COCO)
 
 
-def _inline(function: Function, call: Call) -> bool:
+def _inline(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
+    returned = any(e.node.value is call.node for e in function.exits if isinstance(e.node, ast.Return))
+    if returned:
+        sites = context.program.sites.get(id(function), ())
+        return any(_inline(context, site.function, site) for site in sites)
     for other in function.calls:
         given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
         if given is not None and any(part is call.node for part in ast.walk(given)):
@@ -669,6 +675,7 @@ def _is_optimizer(context: Context, call: Call) -> bool:
 def orders(context: Context, function: Function) -> Iterator[Found]:
     """Yield orders that differ between ranks: of a shuffle that nothing seeds, of a set that makes modules."""
     yield from _sets(context, function)
+    yield from _own_order(context, function)
     if not context.plain(function.module):
         return
     for call in function.calls:
@@ -700,6 +707,29 @@ def orders(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "use a generator with a seed that all ranks have, for example random.Random(seed).shuffle(...)"
         yield Found("DDP207", function.module, call.node, message, fix)
+
+
+def _own_order(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an order that a sampler draws from the generator of each rank, and then shares out by position."""
+    owner = function.of_class
+    if function.name != "__iter__" or owner is None or not any(base.endswith("Sampler") for base in owner.bases):
+        return
+    if not context.plain(function.module) or not {"rank", "num_replicas"} & names_in(function.node):
+        return
+    named = re.compile(rf"\b{owner.name}\b")
+    if sum(len(named.findall(text)) for text in context.texts) < 2:
+        return  # nothing makes one
+    seeds = (c for last in SEEDS for c in context.calls_in_component(function.module, last))
+    if any(c.name.startswith("torch.") or "." not in c.name for c in seeds):
+        return
+    for call in function.calls:
+        if call.name == "torch.randperm" and keyword(call.node, "generator") is None:
+            message = (
+                f"`{shown(call.node, 40)}` draws from the generator of the rank, which nothing seeds: each rank has"
+                " another order and takes its part of that, so some samples are read by several ranks, others by none"
+            )
+            fix = f"give it a generator with a seed that all ranks have, `{shown(call.node.func)}(..., generator=g)`"
+            yield Found("DDP207", function.module, call.node, message, fix)
 
 
 def _in_data(function: Function) -> bool:
@@ -764,7 +794,8 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
+        loader = call.last == "DataLoader" or call.name.endswith("DataLoader.__init__")
+        given = keyword(call.node, "worker_init_fn") if loader else None
         if given is None or context.ranks.partial(call) is not None:
             continue
         given, bound = without_partial(context, function, given)

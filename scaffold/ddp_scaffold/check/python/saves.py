@@ -133,14 +133,16 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
         return False
     if any(not (_of_numbers(guard.test) or _is_alike(context, function, guard)) for guard in call.place.guards):
         return False
-    if isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function):
-        return id(function.module) in context.distributed and _joins(context, function)
+    begins = isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function)
+    if begins and id(function.module) in context.distributed and _joins(context, function):
+        return True
     callers = context.program.sites.get(id(function), [])
     return any(_on_all(context, caller, depth + 1) for caller in callers)
 
 
 def _joins(context: Context, function: Function) -> bool:
-    return any(c.last in ("DistributedDataParallel", "DDP") for f in function.module.functions for c in f.calls)
+    makes = {"DistributedDataParallel", "DDP", "init_process_group"}
+    return any(c.last in makes for f in function.module.functions for c in f.calls)
 
 
 def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
@@ -168,7 +170,8 @@ def _is_option(test: ast.expr) -> bool:
 def _of_numbers(test: ast.expr) -> bool:
     """Tell whether a condition is one of counting, such as `step % 10 == 0` or `loss < best`."""
     if isinstance(test, ast.BoolOp):
-        return all(_of_numbers(value) for value in test.values)
+        wanted = all if isinstance(test.op, ast.And) else any
+        return wanted(_of_numbers(value) for value in test.values)
     if not isinstance(test, ast.Compare):
         return False
     ordered = all(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in test.ops)
@@ -344,7 +347,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
     for node, _ in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
         load = next((c for c in inner if c.last in LOADS or _loads_checkpoint(function, c)), None)
-        if load is None or any(c.last == "backward" for c in inner):
+        if load is None or any(c.last == "backward" for c in inner) or "pretrain" in function.name:
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
@@ -370,7 +373,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
 
 def _loads_checkpoint(function: Function, call: Call) -> bool:
     """Tell whether torch.load reads a checkpoint, and no data: by its names, or by what is done with it."""
-    if call.name != "torch.load":
+    if call.name != "torch.load" or "pretrain" in f"{function.name} {ast.unparse(call.node)}".lower():
         return False
     named = any(PATH.search(name) for value in arguments_of(call.node) for name in names_in(value))
     return named or PATH.search(function.name) is not None or any(c.last in LOADS for c in function.calls)

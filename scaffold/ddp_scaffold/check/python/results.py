@@ -247,8 +247,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
             continue
-        if context.program.called(call) is not None:
-            continue  # a class of these files
+        if isinstance(context.program.lookup(function.module, dotted(call.node.func)), Class):
+            continue  # one of these files' own
         name = _assigned(function, call)
         in_order = is_constant(keyword(call.node, "shuffle"), False)
         held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
@@ -796,7 +796,7 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         loader = call.last == "DataLoader" or call.name.endswith("DataLoader.__init__")
         given = keyword(call.node, "worker_init_fn") if loader else None
-        if given is None or context.ranks.partial(call) is not None:
+        if given is None or context.ranks.partial_place(function, call.place):
             continue
         given, bound = without_partial(context, function, given)
         target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None

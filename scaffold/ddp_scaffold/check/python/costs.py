@@ -85,6 +85,7 @@ def _each_step(context: Context, call: Call) -> bool:
             _is_choice(guard)
             or context.ranks.guard(call.function, guard)
             or holds_always(context, call.function, guard.test)
+            or _is_turn(call.function, guard.test)
         )
         for guard in within(call.place)
     )
@@ -145,7 +146,7 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
             if c.last == "step" and c.place.loops[-1:] == loops and OPTIMIZER.search(_owner(c))
         ]
         counted = [any(_every_nth(guard) for guard in c.place.guards) for c in steps]
-        if steps and all(counted):
+        if (steps and all(counted)) or _steps_behind(call):
             message = (
                 "every backward pass reduces the gradients over all ranks, and the optimizer steps at every n-th only:"
                 " n - 1 of n reductions are for nothing"
@@ -153,6 +154,27 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
             fix = "run the forward and backward passes of the other turns under the DDP model's no_sync()"
             yield Found("DDP414", function.module, call.node, message, fix)
             return
+
+
+def _steps_behind(call: Call) -> bool:
+    """Tell whether the optimizer steps behind an inner loop of backward passes, within the same loop around both."""
+    loops = call.place.loops
+    if len(loops) < 2 or _literal(loops[-1]):
+        return False
+    steps = [c for c in call.function.calls if c.last == "step" and (OPTIMIZER.search(_owner(c)) or _owner(c) == "amp")]
+    inner = any(loops[-1] in c.place.loops for c in steps)
+    return not inner and any(c.order > call.order and c.place.loops == loops[:-1] for c in steps)
+
+
+def _literal(loop: ast.stmt) -> bool:
+    """Tell whether a loop goes over a few values that are written there: its turns are parts of one step."""
+    return isinstance(loop, ast.For) and isinstance(loop.iter, (ast.List, ast.Tuple))
+
+
+def _is_turn(function: Function, test: ast.expr) -> bool:
+    """Tell whether a test asks which of a few written turns this is: `for part in [0, 1]: if part == 0`."""
+    name = dotted(test.left) if isinstance(test, ast.Compare) else ""
+    return bool(name) and any(_literal(loop) and dotted(loop.target) == name for loop, _ in function.loops)  # type: ignore[attr-defined]
 
 
 def _owner(call: Call) -> str:

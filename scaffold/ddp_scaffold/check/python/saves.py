@@ -297,7 +297,8 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         return None if _varies(context, function, node.left, 0) else end
     if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
         last = node.values[-1] if node.values else None
-        named = isinstance(last, ast.Constant) and (len(node.values) == 1 or str(last.value).startswith("/"))
+        fixed = len(node.values) == 1 or re.search(r"/|\w+\.(?:pt|pth|ckpt|tar|bin)$", str(getattr(last, "value", "")))
+        named = isinstance(last, ast.Constant) and bool(fixed)
         held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
         return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
@@ -322,6 +323,10 @@ def _varies(context: Context, function: Function, node: ast.expr, depth: int) ->
     if not name or depth > 3:
         return _changes(node)
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    assigned = context.program.assigned(function, name)
+    if isinstance(node, ast.Name) and values and not any(a.place.loops for a in assigned):
+        if _runs_once(context, function, 0):
+            return False
     if isinstance(node, ast.Name) and values:
         return all(_varies(context, function, value, depth + 1) for value in values)
     if name in function.parameters:
@@ -331,6 +336,15 @@ def _varies(context: Context, function: Function, node: ast.expr, depth: int) ->
         if known:
             return all(_varies(context, where, value, depth + 1) for where, value in known)
     return _changes(node)
+
+
+def _runs_once(context: Context, function: Function, depth: int) -> bool:
+    """Tell whether a function is called, and in no loop: what it sets outside of its loops stays for the run."""
+    sites = context.program.sites.get(id(function), ())
+    begins = isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function)
+    if depth > 3 or not (sites or begins):
+        return False
+    return all(not site.place.loops and _runs_once(context, site.function, depth + 1) for site in sites)
 
 
 def _repeats(context: Context, call: Call, depth: int) -> bool:
@@ -391,9 +405,12 @@ def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
     parts = (part for statement in getattr(function.node, "body", ()) for part in walk_body(statement))
     last = [part for part in parts if isinstance(part, ast.Subscript) and ast.unparse(part.slice) == "-1"]
     for part in sorted(last, key=lambda one: one.lineno):
-        name = dotted(part.value)
-        text = listed.get(name, "")
-        ordered = "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        call = part.value if isinstance(part.value, ast.Call) and dotted(part.value.func) == "sorted" else None
+        name = dotted(call.args[0]) if call is not None and call.args else dotted(part.value)
+        text = f"{listed[name]} {function.name}" if name in listed else ""
+        ordered = (
+            call is not None or "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
+        )
         if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text):
             yield part
             return

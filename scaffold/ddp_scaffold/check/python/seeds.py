@@ -56,6 +56,8 @@ def _seeds_torch(context: Context, call: Call) -> bool:
 def _seeds_within(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether a function, or one that it calls, seeds anything."""
     for call in function.calls:
+        if call.name.startswith("torch.cuda."):
+            continue  # of the GPU alone
         if call.last in SEEDS or re.search(r"seed|determinis", call.last):
             return True
         target = context.program.called(call)
@@ -191,7 +193,9 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
     """Tell whether nothing is seeded unless the user asks for it: the option has no default, or None."""
     if not any("seed" in name for guard in call.place.guards for name in names_in(guard.test)):
         return False
-    for option in context.calls_in_component(function.module, "add_argument"):
+    options = context.calls_in_component(function.module, "add_argument")
+    own = [option for option in options if option.function.module is function.module]
+    for option in own or options:
         named = any(isinstance(a, ast.Constant) and "seed" in str(a.value) for a in option.node.args)
         if named and is_constant(keyword(option.node, "default") or ast.Constant(None), None):
             return True

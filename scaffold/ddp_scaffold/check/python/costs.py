@@ -10,7 +10,21 @@ from dataclasses import dataclass
 from .context import Context, Found, carries, is_of_gradient
 from .devices import INIT
 from .effects import without_gradients
-from .module import Call, Function, Guard, Place, argument, dotted, is_constant, keyword, last_of, names_in, shown
+from .module import (
+    Assignment,
+    Call,
+    Function,
+    Guard,
+    Place,
+    argument,
+    arguments_of,
+    dotted,
+    is_constant,
+    keyword,
+    last_of,
+    names_in,
+    shown,
+)
 from .ranks import is_off
 
 SYNCHRONIZES = {"torch.cuda.synchronize"}
@@ -21,6 +35,7 @@ BARRIER = "torch.distributed.barrier"
 WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
+SHOWS = {"print", "format", "info", "set_description", "set_postfix_str"}
 LOGGED = {"torch.distributed.all_reduce", "torch.distributed.reduce"}
 REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
@@ -48,6 +63,7 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
             message = f"`{shown(read.node, 40)}` makes the CPU wait for the GPU at every step, {ranks}"
             tensor = re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(read.node.func, 40))
             tensor = shown(read.node.args[0], 40) if read.name == "float" else tensor
+            tensor = "loss" if read.last in SHOWS else tensor
             fix = f"add `{tensor}.detach()` up on the GPU, and read it every n steps"
             yield Found("DDP401", read.function.module, read.node, message, fix)
         elif call.name in WAITS:
@@ -56,11 +72,24 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
             )
             message = f"`{shown(call.node)}` {what}, at every step, on every rank: the CPU cannot run ahead"
             yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
-        elif (
-            call.name == "torch.distributed.barrier" and not within(call.place) and context.says(function.module, WRAPS)
-        ):
+        elif not within(call.place) and context.says(function.module, WRAPS) and _waits_for_all(context, call):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
+
+
+def _waits_for_all(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call is a barrier, or comes to one in a helper that does not train."""
+    if call.name == BARRIER:
+        return True
+    target = context.program.called(call)
+    if target is None or depth > 2 or target is call.function:
+        return False
+    return any(
+        _waits_for_all(context, c, depth + 1)
+        and not c.place.loops
+        and all(context.ranks.alone(target, [Guard(g.test, not g.holds, g.line)]) for g in c.place.guards)
+        for c in target.calls
+    )
 
 
 def _first_read(context: Context, function: Function, loop: ast.stmt) -> Read | None:
@@ -286,11 +315,17 @@ def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
         return False
     seen = seen | {id(target)}
     return any(
-        not c.place.loops
+        all(_of_parts(loop) for loop in c.place.loops)
         and not any(_is_declined(call, target, guard) for guard in c.place.guards)
         and (c.last == "backward" or _goes_back(context, c, seen))
         for c in target.calls
     )
+
+
+def _of_parts(loop: ast.stmt) -> bool:
+    """Tell whether a loop goes over the parts of one batch, as accumulation does."""
+    text = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
+    return re.search(r"micro|acc|chunk|sub_?batch", text) is not None
 
 
 def _is_declined(call: Call, target: Function, guard: Guard) -> bool:
@@ -394,6 +429,8 @@ def _is_one(context: Context, function: Function, node: ast.expr) -> bool:
 def _reads_tensor(context: Context, call: Call, given: frozenset[str]) -> bool:
     """Tell whether a call waits for a tensor on the GPU."""
     func = call.node.func
+    if call.last in SHOWS and any(_shows_loss(context, call.function, arg) for arg in arguments_of(call.node)):
+        return True
     if call.name == "float" and len(call.node.args) == 1 and dotted(call.node.args[0]):
         return _is_backward(call.function, dotted(call.node.args[0]))
     if not isinstance(func, ast.Attribute) or call.node.args or func.attr not in ("item", "cpu", "tolist"):
@@ -401,6 +438,40 @@ def _reads_tensor(context: Context, call: Call, given: frozenset[str]) -> bool:
     if _is_loss(func.value, given):
         return True
     return func.attr != "cpu" and _is_on_gpu(context, call.function, func.value, given)
+
+
+def _shows_loss(context: Context, function: Function, node: ast.expr) -> bool:
+    """Tell whether a text is made of a loss on the GPU, whose value has to come to the CPU for that."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # "%.3f" % loss
+        return any(_shows_loss(context, function, one) for one in getattr(node.right, "elts", [node.right]))
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return any(_shows_loss(context, function, part) for part in parts)
+    if not isinstance(node, ast.Name):
+        return False
+    if _is_backward(function, node.id):
+        return not _is_number(function, node)
+    return any(_gives_loss(context, function, a, node.id) for a in function.assignments.get(node.id, ()))
+
+
+def _gives_loss(context: Context, function: Function, assignment: Assignment, name: str) -> bool:
+    """Tell whether a variable gets the tensor with which a function has gone back: `_, loss = step(x)`."""
+    value = getattr(assignment.node, "value", None)
+    call = next((c for c in function.calls if c.node is value), None)
+    target = context.program.called(call) if call is not None else None
+    if target is None:
+        return False
+    part = None
+    for one in getattr(assignment.node, "targets", ()):
+        names = [dotted(element) for element in one.elts] if isinstance(one, ast.Tuple) else []
+        part = names.index(name) if name in names else part
+    for leave in target.exits:
+        given = leave.node.value if isinstance(leave.node, ast.Return) else None
+        if part is not None:
+            given = given.elts[part] if isinstance(given, ast.Tuple) and part < len(given.elts) else None
+        if isinstance(given, ast.Name) and _is_backward(target, given.id) and not _is_number(target, given):
+            return True
+    return False
 
 
 def _is_loss(node: ast.expr, losses: frozenset[str]) -> bool:

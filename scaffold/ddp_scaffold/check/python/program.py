@@ -247,7 +247,8 @@ class Program:
         owner = function.of_class or (function.owner.of_class if function.owner else None)
         if first in ("self", "cls") and owner is not None:
             if "." not in rest:
-                return self.method(owner, rest) or self._by_value(call)
+                found_method = self.method(owner, rest)
+                return self._concrete(found_method) if found_method is not None else self._by_value(call)
             held = self.class_of(function, name.rpartition(".")[0])
             found_by_name = None if held else self._by_name(call, name)
             if found_by_name is not None and found_by_name.of_class is owner:  # of another object, not of its own class
@@ -262,6 +263,26 @@ class Program:
         if isinstance(found, Class):
             return self.method(found, "__init__")
         return found if isinstance(found, Function) else self._by_value(call)
+
+    def _concrete(self, method: Function) -> Function:
+        """Return what a subclass does where a method only says that it should: `pass`, `raise NotImplementedError`."""
+        if method.calls and any(call.last != "NotImplementedError" for call in method.calls):
+            return method
+        body = getattr(method.node, "body", [])
+        if any(not isinstance(part, (ast.Pass, ast.Raise, ast.Expr)) for part in body) or method.of_class is None:
+            return method
+        waiting, seen = [method.of_class.name], set[str]()
+        while waiting:
+            name = waiting.pop(0)
+            children = [child for child in self._children[name] if child.name not in seen] if name not in seen else []
+            seen.add(name)
+            for child in children:
+                if self.component[id(child.module)] != self.component[id(method.module)]:
+                    continue
+                if child is not method.of_class and method.name in child.methods:
+                    return child.methods[method.name]
+                waiting.append(child.name)
+        return method
 
     def _by_value(self, call: Call) -> Function | None:
         """Return the function that a call of a value reaches: of an alias, a partial, an entry of a table."""

@@ -21,6 +21,7 @@ OPTIMIZER_LOADED = re.compile(
     r"\w*opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
 )
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
+NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
@@ -191,6 +192,7 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
         state = call in saved and _is_state(context, function, call.node.args[0])
+        state = state or (call in saved and _is_only_weights(context, function, call))
         if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
@@ -302,6 +304,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
         return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format" and node.args:
+        end = _constant_path(context, function, node.args[-1], depth)  # "{}/{}.pth".format(folder, "latest")
+        return None if any(_varies(context, function, arg, 0) for arg in node.args) else end
     if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
@@ -324,9 +329,9 @@ def _varies(context: Context, function: Function, node: ast.expr, depth: int) ->
         return _changes(node)
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
     assigned = context.program.assigned(function, name)
-    if isinstance(node, ast.Name) and values and not any(a.place.loops for a in assigned):
-        if _runs_once(context, function, 0):
-            return False
+    stays = isinstance(node, ast.Name) and bool(values) and not any(a.place.loops for a in assigned)
+    if stays and _runs_once(context, function, 0):
+        return False
     if isinstance(node, ast.Name) and values:
         return all(_varies(context, function, value, depth + 1) for value in values)
     if name in function.parameters:
@@ -548,6 +553,15 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
         tuples = [value for value in values if isinstance(value, ast.Tuple) and part < len(value.elts)]
         values = [value.elts[part] for value in tuples] if len(tuples) == len(values) else []
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
+
+
+def _is_only_weights(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether the weights alone are saved as the newest of a run: `torch.save(m.state_dict(), "latest.pth")`."""
+    held = call.node.args[0]
+    weights = isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute) and held.func.attr == "state_dict"
+    path = call.node.args[1]
+    values = [path, *(a.value for a in context.program.assigned(function, dotted(path)) if dotted(path) and a.value)]
+    return weights and any(NEWEST.search(ast.unparse(value).lower()) for value in values)
 
 
 def _put_in(function: Function, name: str) -> list[tuple[ast.expr | None, ast.expr]]:

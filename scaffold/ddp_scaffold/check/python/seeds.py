@@ -210,6 +210,9 @@ def _augments(context: Context, function: Function) -> bool:
             for call in other.calls:
                 if AUGMENTS.fullmatch(call.last) or (item and DRAWS.fullmatch(call.name)):
                     return True
+                target = context.program.called(call) if item else None
+                if target is not None and any(DRAWS.fullmatch(inner.name) for inner in target.calls):
+                    return True
     return False
 
 

@@ -48,9 +48,6 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
     """Yield evaluation and sampling on rank 0 alone within a loop, while the others go on to the next collective."""
     if not context.plain(function.module):
         return
-    timeouts = context.calls_in_component(function.module, "init_process_group")
-    if any(word.arg == "timeout" for call in timeouts for word in call.node.keywords):
-        return
     seen: set[int] = set()
     yield from _long_loops(context, function, seen)
     for call in function.calls:
@@ -65,7 +62,14 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
             seen.add(id(found[0].test))
             direct = bool(call.place.loops) and not found[0].early
             lengthy = bool(words & LENGTHY) or (direct and _lengthy(context, target))
+            lengthy = lengthy and not _has_timeout(context, function)
             yield _waited_for(function, call.node, f"runs `{call.last}`, which loops over data", call.last, lengthy)
+
+
+def _has_timeout(context: Context, function: Function) -> bool:
+    """Tell whether the group was given a timeout: then somebody has thought of how long others may wait."""
+    inits = context.calls_in_component(function.module, "init_process_group")
+    return any(word.arg == "timeout" for call in inits for word in call.node.keywords)
 
 
 def _is_decorated(function: Function) -> bool:
@@ -168,6 +172,7 @@ def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterato
         lengthy = bool(place.loops) and any(
             loop in call.place.loops and _is_lengthy(context, call, 0) for call in function.calls
         )
+        lengthy = lengthy and not _has_timeout(context, function)
         yield _waited_for(function, loop, f"goes over `{what}` here", what, lengthy)
 
 
@@ -196,7 +201,7 @@ def _waited_for(function: Function, node: ast.AST, what: str, name: str, lengthy
         return Found("DDP110", function.module, node, message, fix)
     message = (
         f"only rank 0 {what}; the GPUs of all other ranks do nothing meanwhile, and the job dies if it takes longer"
-        " than the timeout (10 minutes with nccl)"
+        " than the timeout (10 minutes with nccl unless it is given)"
     )
     return Found("DDP408", function.module, node, message, fix)
 

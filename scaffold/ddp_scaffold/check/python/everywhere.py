@@ -183,6 +183,8 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
         named = call.last if call.last in ("SummaryWriter", "EventsWriter") else call.name
         if named not in WRITERS and not (_appends(call) and _is_called(context, function)):
             continue
+        if any("rank" in ast.unparse(guard.test).lower() for guard in call.place.guards):
+            continue
         if not _on_every_rank(context, call, 0) or _in_choice(context, call):
             continue
         words = {name for value in arguments_of(call.node) for name in names_in(value)}

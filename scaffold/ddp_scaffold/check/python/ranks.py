@@ -255,12 +255,32 @@ class Ranks:
                 return answer
         if (flag := self._of_flag(function, assigned)) is not None:
             return flag
+        if len(assigned) == 1 and (part := self._of_unpacked(function, assigned[0], name, depth)) is not None:
+            return part
         last = name.rpartition(".")[2]
         if name in function.parameters and is_off(function, name):
             return None  # a choice of the caller
         if says_first(last):
             return "first"
         return "first" if self.first_only(function, name) else None
+
+    def _of_unpacked(self, function: Function, assignment: Assignment, name: str, depth: int) -> Who | None:
+        """Return the answer of a part of what a function of these files returns: `is_first, device = setup()`."""
+        value = getattr(assignment.node, "value", None)
+        call = next((c for c in function.calls if c.node is value), None) if assignment.value is None else None
+        target = self.program.called(call) if call is not None else None
+        if target is None:
+            return None
+        for left in getattr(assignment.node, "targets", ()):
+            names = [dotted(one) for one in left.elts] if isinstance(left, ast.Tuple) else []
+            if name not in names:
+                continue
+            returned = [e.node.value for e in target.exits if isinstance(e.node, ast.Return)]
+            parts = [v.elts for v in returned if isinstance(v, ast.Tuple) and len(v.elts) == len(names)]
+            found = [elements[names.index(name)] for elements in parts]
+            answers = {self.who(target, one, depth + 1) for one in found if not is_constant(one, True)}
+            return answers.pop() if len(answers) == 1 else None
+        return None
 
     def _of_flag(self, function: Function, assigned: Sequence[Assignment]) -> Who | None:
         """Return on which ranks a flag is true that has one value first, and another on some ranks."""

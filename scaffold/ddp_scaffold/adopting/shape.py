@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..check.python.effects import DDP
-from ..check.python.module import Assignment, Call, Class, Function, Guard, Module, dotted
+from ..check.python.module import Assignment, Call, Class, Function, Guard, Module, argument, dotted
 from ..check.python.program import Program
-from ..check.python.ranks import argument
 
 INIT, DESTROY = "init_process_group", "destroy_process_group"
 SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")

@@ -224,6 +224,12 @@ PYTHON: tuple[Described, ...] = (
         "the other batches, and the other ranks' parts, do not count",
     ),
     described(
+        221,
+        "rank-only-step",
+        "a step of the optimizer or of the schedule that only some ranks make",
+        "the ranks have the same gradients, and apply them with other rates or not at all: their weights drift apart",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -265,6 +271,12 @@ PYTHON: tuple[Described, ...] = (
         "optimizer-not-saved",
         "checkpoints from which training goes on, without the optimizer's state",
         "each resume begins with moments of zero",
+    ),
+    described(
+        321,
+        "optimizer-not-loaded",
+        "an optimizer's state that is saved, and that no resume loads",
+        "a run that goes on begins with empty moments, at the learning rate of the start",
     ),
     described(
         401,
@@ -334,6 +346,18 @@ PYTHON: tuple[Described, ...] = (
         "validation-on-every-rank",
         "a validation set that every rank goes over from beginning to end",
         "n ranks take as long for it as one",
+    ),
+    described(
+        421,
+        "gloo-for-gpus",
+        "a group of gloo that reduces the gradients of models on GPUs",
+        "each gradient goes over the CPU and TCP, also between GPUs of one node",
+    ),
+    described(
+        422,
+        "gradient-by-gradient",
+        "a collective for the gradient of each parameter, behind the backward pass",
+        "hundreds of collectives a step, none of them beside the backward pass",
     ),
     described(
         501,
@@ -420,6 +444,18 @@ PYTHON: tuple[Described, ...] = (
         "all-ranks-prepare",
         "a file, as a cache, that every rank makes if it does not see it",
         "a rank may read what another one is writing",
+    ),
+    described(
+        621,
+        "collective-per-own-key",
+        "a collective for each key of a dict that each rank fills by the data it has seen",
+        "ranks that have seen other keys call it another number of times",
+    ),
+    described(
+        622,
+        "gather-keeps-own-gradient",
+        "a gather whose backward pass keeps the gradient of the rank's own part alone",
+        "what the other ranks' losses say about this part is dropped, and DDP divides the rest by the number of ranks",
     ),
     described(
         615,

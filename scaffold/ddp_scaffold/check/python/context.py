@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from .doubts import Doubts
 from .effects import CERTAIN, DDP, DIST, Effects
-from .module import Call, Function, Module, Place, keyword, names_in
+from .module import Call, Function, Module, Place, dotted, keyword, names_in
 from .program import Program
 from .ranks import Ranks
 
@@ -20,6 +20,13 @@ FRAMEWORKS = (
     *("mmengine", "mmcv", "detectron2", "colossalai", "megatron", "fairseq", "ray", "lightning_fabric", "fastai"),
 )
 INIT = "init_process_group"
+# What is made of a tensor and is none on the GPU.
+HOST = {
+    *("item", "cpu", "tolist", "numpy", "size", "len", "dim", "numel", "float", "int", "str", "bool", "shape"),
+    *("dtype", "device", "ndim", "isinstance", "type", "format", "keys", "print", "enumerate", "zip", "range"),
+    *("append", "join", "update", "list", "dict", "set", "is_cuda", "requires_grad", "parameters", "state_dict"),
+    *("to_dict", "backward"),
+}
 REDUCED = re.compile(r"reduc|gather|sync|global|_all\b|world|agree|consensus", re.IGNORECASE)
 
 
@@ -47,6 +54,7 @@ class Context:
         self._said: dict[tuple[int, str], bool] = {}
         self._run_by_ranks: dict[int, bool] = {}
         self._joined: dict[int, bool] = {}
+        self._on_gpu: dict[int, frozenset[str]] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
 
     @cached_property
@@ -131,8 +139,15 @@ class Context:
         return node
 
     def says_near(self, module: Module, pattern: re.Pattern[str]) -> bool:
-        """Tell whether a pattern is found in the text of a file, or of one that it imports."""
-        return any(pattern.search(other.file.text) for other in (module, *self.program.imports_of(module)))
+        """Tell whether a pattern is found in the text of a file, or of one that it imports, at once or over another."""
+        near = [module, *self.program.imports_of(module)]
+        near += [other for one in near[1:] for other in self.program.imports_of(one)]
+        return any(pattern.search(other.file.text) for other in near)
+
+    def is_spawned(self, function: Function) -> bool:
+        """Tell whether a function is what mp.spawn starts as a rank."""
+        starts = (c for last in ("spawn", "start_processes") for c in self.calls_in_component(function.module, last))
+        return any(c.node.args and dotted(c.node.args[0]).rpartition(".")[2] == function.name for c in starts)
 
     def run_by_ranks(self, function: Function) -> bool:
         """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""
@@ -154,12 +169,14 @@ class Context:
 
     def joins_group(self, module: Module) -> bool:
         """Tell whether a file makes the group, or calls a function of these files that does."""
-        for function in module.functions:
-            for call in function.calls:
-                target = self.program.called(call)
-                if call.last == INIT or (target is not None and any(c.last == INIT for c in target.calls)):
-                    return True
-        return False
+        return any(self._comes_to_group(call, 0) for function in module.functions for call in function.calls)
+
+    def _comes_to_group(self, call: Call, depth: int) -> bool:
+        """Tell whether a call makes the group, itself or in helpers."""
+        if call.last == INIT:
+            return True
+        target = self.program.called(call)
+        return target is not None and depth < 3 and any(self._comes_to_group(c, depth + 1) for c in target.calls)
 
     def _joins(self, module: Module) -> bool:
         if id(module) not in self._joined:
@@ -172,6 +189,24 @@ class Context:
         if any(wraps_ddp(target) for target in self.program.imports_of(module)):
             return True
         return any(c.name.startswith(DIST) and c.last in CERTAIN for f in module.functions for c in f.calls)
+
+    def on_gpu(self, function: Function) -> frozenset[str]:
+        """Return the variables that hold tensors on the GPU: what a function puts there, and what is made of it."""
+        if id(function) not in self._on_gpu:
+            found = {
+                name
+                for name, assigned in function.assignments.items()
+                if any(a.value is not None and _puts_on_gpu(a.value) for a in assigned)
+            }
+            before = -1
+            while found and before != len(found):
+                before = len(found)
+                for name, assigned in function.assignments.items():
+                    values = [a.value or getattr(a.node, "value", None) for a in assigned]
+                    if name not in found and any(value is not None and carries(value, found) for value in values):
+                        found.add(name)
+            self._on_gpu[id(function)] = frozenset(found)
+        return self._on_gpu[id(function)]
 
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""
@@ -207,12 +242,56 @@ def framework_of(module: Module) -> str:
 
 
 def wraps_ddp(module: Module) -> bool:
-    """Tell whether a file makes a DistributedDataParallel of PyTorch."""
+    """Tell whether a file makes a DistributedDataParallel of PyTorch, or averages the gradients itself."""
     return any(
-        DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name)
+        (DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name))
+        or (call.name == "torch.distributed.all_reduce" and is_of_gradient(call))
         for function in module.functions
         for call in function.calls
     )
+
+
+def is_of_gradient(call: Call) -> bool:
+    """Tell whether a call is given the gradient of one parameter, `p.grad` or `p.grad.data`."""
+    given = dotted(call.node.args[0]) if call.node.args else ""
+    return given.endswith((".grad", ".grad.data"))
+
+
+def _puts_on_gpu(value: ast.expr) -> bool:
+    """Tell whether a value is put on the GPU: `x.cuda()`, `x.to(device)`, `{k: v.to(device) for ...}`."""
+    if isinstance(value, ast.DictComp):
+        value = value.value
+    elif isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        value = value.elt
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
+        return isinstance(value, (ast.Tuple, ast.List)) and any(_puts_on_gpu(one) for one in value.elts)
+    if value.func.attr == "cuda":
+        return True
+    target = ast.unparse(value.args[0]) if value.func.attr == "to" and value.args else ""
+    return bool(re.search(r"device|cuda|gpu|rank", target))
+
+
+def carries(node: ast.AST, names: Collection[str]) -> bool:
+    """Tell whether an expression is a tensor that is made of one of `names`, and no number or shape of it."""
+    if isinstance(node, ast.Name):
+        return node.id in names
+    if isinstance(node, ast.Attribute):
+        return dotted(node) in names or (node.attr not in HOST and carries(node.value, names))
+    if isinstance(node, ast.Call):
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owned = isinstance(node.func, ast.Attribute) and carries(node.func.value, names)
+        return last not in HOST and (owned or any(carries(arg, names) for arg in node.args))
+    if isinstance(node, (ast.Subscript, ast.Starred, ast.keyword)):
+        return carries(node.value, names)
+    if isinstance(node, ast.BinOp):
+        return carries(node.left, names) or carries(node.right, names)
+    if isinstance(node, ast.UnaryOp):
+        return carries(node.operand, names)
+    if isinstance(node, ast.Compare):
+        return carries(node.left, names) and not any(isinstance(op, (ast.Is, ast.In, ast.NotIn)) for op in node.ops)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(carries(one, names) for one in node.elts)
+    return False
 
 
 def inside(place: Place, loop: ast.stmt) -> bool:

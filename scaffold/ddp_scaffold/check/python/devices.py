@@ -21,6 +21,9 @@ SPAWNS = re.compile(r"mp\.spawn\(|multiprocessing\.spawn\(")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
+EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e")
+LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
+MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
 
 def first_gpu(context: Context, function: Function) -> Iterator[Found]:
@@ -153,7 +156,7 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         for c in function.calls
         if init.order < c.order < late.order
         and c.last not in WITHOUT_TENSORS
-        and (context.effects.direct(c) or c.last == "cuda")
+        and (context.effects.direct(c) or (c.last == "cuda" and not _is_bare_loss(c)))
     ]
     if between:
         message = (
@@ -168,16 +171,76 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP602", function.module, init.node, message, fix)
 
 
+def _is_bare_loss(call: Call) -> bool:
+    """Tell whether `.cuda()` is one of a loss without weights, which has no tensor: `nn.CrossEntropyLoss().cuda()`."""
+    func = call.node.func
+    made = func.value if isinstance(func, ast.Attribute) else None
+    return (
+        isinstance(made, ast.Call)
+        and dotted(made.func).endswith("Loss")
+        and not made.args
+        and not any(word.arg in ("weight", "pos_weight", None) for word in made.keywords)
+    )
+
+
 def _late_in_helper(context: Context, function: Function, init: Call) -> Iterator[Found]:
     """Yield a group where a function that is called behind it sets the device, and none before it."""
     if not context.plain(function.module) or _on_cpu(context, function):
         return
     setters = [c for c in function.calls if _sets_device(context, c, 0)]
-    if setters and setters[0].order > init.order:
+    setters = setters if setters and setters[0].order > init.order else _set_by_callers(context, init, 0)
+    if setters:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
-        line = function.module.position(setters[0].node.lineno)[1]
-        fix = f"set the device before it, and not in line {line}; give init_process_group device_id="
+        other = setters[0].function.module
+        line = f"line {other.position(setters[0].node.lineno)[1]}"
+        where = line if other is function.module else f"{other.file.path} {line}"
+        fix = f"set the device before it, and not in {where}; give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def gloo_for_gpus(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a default group of gloo where DDP is given the GPU of the rank."""
+    if not context.plain(function.module) or context.says(function.module, MAC_OR_WINDOWS):
+        return
+    inits = context.calls_in_component(function.module, "init_process_group")
+    backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in inits]
+    if not backends or not all(is_constant(backend, "gloo") for backend in backends):
+        return
+    wraps = [
+        c for name in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, name)
+    ]
+    on_gpu = [c for c in wraps if _takes_gpu(keyword(c.node, "device_ids"))]
+    for call in function.calls:
+        if call.name == INIT and on_gpu and not call.place.guards:
+            wrap = on_gpu[0]
+            where = f"{wrap.function.module.file.path} line {wrap.function.module.position(wrap.node.lineno)[1]}"
+            message = (
+                f"the group is one of gloo, and DDP has a model on a GPU ({where}): each step copies all gradients to"
+                " the CPU and reduces them over TCP, also between GPUs of one node"
+            )
+            fix = 'write "nccl"; a group of gloo for tensors of the CPU can be made beside it with new_group'
+            yield Found("DDP421", function.module, call.node, message, fix)
+
+
+def _takes_gpu(given: ast.expr | None) -> bool:
+    """Tell whether `device_ids=` names a GPU."""
+    return isinstance(given, ast.List) and len(given.elts) == 1 and not is_constant(given.elts[0], None)
+
+
+def _set_by_callers(context: Context, init: Call, depth: int) -> list[Call]:
+    """Return the call that sets the device behind those that make the group, if none comes before them."""
+    sites = context.program.sites.get(id(init.function), ())
+    if depth > 2 or len(sites) != 1 or any(_sets_device(context, c, 0) for c in init.function.calls):
+        return []
+    site = sites[0]
+    setters = [
+        c
+        for c in site.function.calls
+        if c.node is not site.node and (c.name == "torch.cuda.set_device" or _sets_device(context, c, 0))
+    ]
+    if not setters:
+        return _set_by_callers(context, site, depth + 1)
+    return setters[:1] if setters[0].order > site.order else []
 
 
 def _sets_device(context: Context, call: Call, depth: int) -> bool:
@@ -209,6 +272,10 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         names = [a.value for a in call.node.args if isinstance(a, ast.Constant)]
         if call.last != "add_argument" or "--local_rank" not in names or "--local-rank" in names:
             continue
+        options = context.calls_in_component(function.module, "add_argument")
+        both = any(isinstance(a, ast.Constant) and a.value == "--local-rank" for c in options for a in c.node.args)
+        if both or not _launched(context, function):
+            continue
         read = context.says(function.module, LOCAL_RANK)
         rest = "" if read else "; torchrun passes none, and LOCAL_RANK is not read, so every rank takes the default"
         message = (
@@ -217,6 +284,16 @@ def options(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "read int(os.environ['LOCAL_RANK']) and start with torchrun, or add '--local-rank' to the names"
         yield Found("DDP610", function.module, call.node, message, fix)
+
+
+def _launched(context: Context, function: Function) -> bool:
+    """Tell whether a launcher may start the ranks: not where mp.spawn does, here or in what imports this file."""
+    module = function.module
+    starts = [c for last in ("spawn", "Process") for c in context.calls_in_component(module, last)]
+    spawns = [c for c in starts if "multiprocessing" in c.name]
+    users = {id(c.function.module): c.function.module for c in spawns}.values()
+    spawned = any(module is user or module in context.program.imports_of(user) for user in users)
+    return not spawned or any(LAUNCHERS.search(text) for text in context.texts)
 
 
 def rendezvous_files(context: Context, function: Function) -> Iterator[Found]:
@@ -270,6 +347,8 @@ def loads(context: Context, function: Function) -> Iterator[Found]:
             continue
         if any(re.search(r"rank|gpu|device", name) for name in names_in(call.node.args[0])):
             continue  # a file of its own for each
+        if EVALUATES.match(function.name) and not any(c.last == "backward" for c in function.calls):
+            continue  # a program of its own, of one process as a rule
         if any("download" in c.last or c.last == "load_url" for c in function.calls):
             continue  # others have saved it, who knows where
         if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):

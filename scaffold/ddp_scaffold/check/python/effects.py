@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .module import Assignment, Call, Class, Function, Guard, dotted, is_constant, keyword, shown
+from .module import Assignment, Call, Class, Function, Guard, argument, dotted, is_constant, keyword, shown
 from .program import Program
-from .ranks import ALONE, Ranks, argument, is_off
+from .ranks import ALONE, Ranks, is_off
 
 DIST = "torch.distributed."
 COLLECTIVES = {

@@ -7,16 +7,23 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
-from .ranks import argument
-from .saves import BY_LAUNCHER, NODES
+from .effects import walk_body
+from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .saves import BY_LAUNCHER, NODES, PATH
 from .stops import SPAWN
+from .waiting import barriers_around
 
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
-WRITERS = {"SummaryWriter", "wandb.init", "logging.FileHandler"}
+WRITERS = {"EventsWriter", "SummaryWriter", "wandb.init", "logging.FileHandler"}
 ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
 STARTERS = ("spawn", "start_processes", "Process")
+RESUMES = re.compile(r"resum\w*['\"]?\]?$")
+FETCHES = re.compile(
+    r"urllib\.request\.urlretrieve|wget\.download|gdown\.\w+|urlretrieve|shutil\.unpack_archive"
+    r"|torch\.hub\.download_url_to_file|torchvision\.datasets\.utils\.download\w+"
+)
+UNPACKS = re.compile(r"extractall|download_and_extract\w*")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
@@ -24,6 +31,7 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
     """Yield data sets that every rank downloads and unpacks into one folder."""
     if not ranks_run(context, function):
         return
+    yield from _unpacks(context, function)
     for call in function.calls:
         if not is_constant(keyword(call.node, "download"), True) or not on_every_rank(context, call, 0):
             continue
@@ -40,6 +48,24 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f"call `{shown(call.node.func)}` with download=True before the job, or on one rank of each node first"
         yield Found("DDP609", function.module, call.node, message, fix)
+
+
+def _unpacks(context: Context, function: Function) -> Iterator[Found]:
+    """Yield the first call by which every rank that does not see some data fetches or unpacks them."""
+    for call in function.calls:
+        if not FETCHES.fullmatch(call.name) and not UNPACKS.fullmatch(call.last):
+            continue
+        looks = [g for g in call.place.guards if any(isinstance(n, ast.Call) and _looks(n) for n in ast.walk(g.test))]
+        words = {name for value in arguments_of(call.node) for name in names_in(value)}
+        if not looks or any(OWN.search(word) for word in words) or not on_every_rank(context, call, 0):
+            continue
+        message = (
+            f"every rank that does not see the data comes to `{shown(call.node.func)}`, all at the same time: a rank"
+            " may read what another one has not finished writing"
+        )
+        fix = f"call `{function.name or shown(call.node.func)}` before the job, or on one rank of each node first"
+        yield Found("DDP609", function.module, call.node, message, fix)
+        return
 
 
 def ranks_run(context: Context, function: Function) -> bool:
@@ -103,10 +129,15 @@ def on_every_rank(context: Context, call: Call, depth: int) -> bool:
         return False
     if isinstance(call.function.node, ast.Module) and not context.run_by_ranks(call.function):
         return False  # a program of one process, which has a function in common with the ranks
+    if barriers_around(context, call) is not None:
+        return False
+    if context.is_spawned(call.function):
+        return True
     sites = context.program.sites.get(id(call.function), ())
     if depth > 3 or not sites or is_started(context, call.function):
         return True
-    return any(not _before_ranks(site) and on_every_rank(context, site, depth + 1) for site in sites)
+    of_ranks = [site for site in sites if context.run_by_ranks(site.function)] or sites
+    return any(not _before_ranks(site) and on_every_rank(context, site, depth + 1) for site in of_ranks)
 
 
 def _before_ranks(site: Call) -> bool:
@@ -172,8 +203,12 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
     if not ranks_run(context, function):
         return
     for call in function.calls:
-        named = call.last if call.last == "SummaryWriter" else call.name
-        if named not in WRITERS or not on_every_rank(context, call, 0) or _in_choice(context, call):
+        named = call.last if call.last in ("SummaryWriter", "EventsWriter") else call.name
+        if named not in WRITERS and not (_appends(call) and _is_called(context, function)):
+            continue
+        if any("rank" in ast.unparse(guard.test).lower() for guard in call.place.guards):
+            continue
+        if not on_every_rank(context, call, 0) or _in_choice(context, call):
             continue
         words = {name for value in arguments_of(call.node) for name in names_in(value)}
         for name in sorted(words):
@@ -185,7 +220,7 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
             _switched_off(context, call)
             or any(OWN.search(word) for word in words)
             or OWN.search(text)
-            or keyword(call.node, "mode") is not None
+            or (call.name != "open" and keyword(call.node, "mode") is not None)
         ):
             continue
         message = (
@@ -196,13 +231,26 @@ def logs(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP613", function.module, call.node, message, fix)
 
 
+def _is_called(context: Context, function: Function) -> bool:
+    """Tell whether a function surely runs: it is the program, or something calls it."""
+    return isinstance(function.node, ast.Module) or bool(context.program.sites.get(id(function)))
+
+
+def _appends(call: Call) -> bool:
+    """Tell whether a call is `open(path, "a")`."""
+    mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
+    return call.name == "open" and isinstance(mode, ast.Constant) and str(mode.value) in ("a", "a+", "at")
+
+
 def _given_by_callers(context: Context, function: Function, names: set[str]) -> set[str]:
     """Return the names in what callers give for those of the names that are parameters."""
     found: set[str] = set()
     for site in context.program.sites.get(id(function), ()):
         for name in names & set(function.parameters) - {"self", "cls"}:
             value = argument(site, function, name)
-            found |= names_in(value) if value is not None else set()
+            given = names_in(value) if value is not None else set()
+            made = (a.value for one in given for a in context.program.assigned(site.function, one))
+            found |= given.union(*(names_in(value) for value in made if value is not None))
     return found
 
 
@@ -219,7 +267,14 @@ def _switched_off(context: Context, call: Call) -> bool:
 
 def _in_choice(context: Context, call: Call) -> bool:
     """Tell whether a class makes it for whoever makes an object: that may be rank 0 only."""
-    return call.function.name == "__init__" and not context.program.sites.get(id(call.function))
+    sites = context.program.sites.get(id(call.function), ())
+    return call.function.name == "__init__" and all(_is_chosen(site) for site in sites)
+
+
+def _is_chosen(call: Call) -> bool:
+    """Tell whether a call stands under a test of a name, `if format == "tensorboard"`."""
+    parts = (part for guard in call.place.guards for part in ast.walk(guard.test))
+    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
 
 
 def resumes(context: Context, function: Function) -> Iterator[Found]:
@@ -246,7 +301,61 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         fix = "let rank 0 look, and broadcast what it has found to all ranks"
         yield Found("DDP611", function.module, looks[0], message, fix)
         return
+    yield from _found_by_helper(context, function)
+    yield from _remembered(context, function)
     yield from _missing_files(context, function)
+
+
+def _remembered(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `resuming = os.path.isfile(path)`: what each rank has seen itself decides where it begins."""
+    if "resum" not in function.module.file.text or not context.says_near(function.module, NODES):
+        return
+    for statement in getattr(function.node, "body", ()):
+        for part in walk_body(statement):
+            if not isinstance(part, ast.Assign) or not RESUMES.search(ast.unparse(part.targets[0])):
+                continue
+            value = part.value.test if isinstance(part.value, ast.IfExp) else part.value
+            if isinstance(value, ast.Call) and _looks(value):
+                message = (
+                    f"each rank looks for `{shown(value, 40)}` itself, while rank 0 may be writing it: on a node that"
+                    " does not see it, ranks begin anew while the others go on, and their steps do not meet"
+                )
+                fix = "let rank 0 look, and broadcast what it has found to all ranks"
+                yield Found("DDP611", function.module, value, message, fix)
+                return
+
+
+def _found_by_helper(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a load of what a function has found which looks for the newest checkpoint, if it has found one."""
+    if not (context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)):
+        return
+    for test, place, _ in function.tests:
+        name = dotted(test.test.left if isinstance(test.test, ast.Compare) else test.test)
+        finds = [v for v in _values(function, name) if isinstance(v, ast.Call)] if name else []
+        find = next((c for c in function.calls if c.node in finds and _looks_within(context, c)), None)
+        if find is None or any(context.ranks.guard(function, guard) for guard in (*place.guards, *find.place.guards)):
+            continue
+        inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]
+        inner = [c for c in inner if context.ranks.partial(c) is None]
+        if any(_loads(context, c) for c in inner) or _names_resume(test):
+            message = (
+                f"each rank looks for its checkpoint itself, in `{find.last}`: on a node that does not see the file"
+                " that rank 0 has written, ranks begin anew while the others go on, and their steps do not meet"
+            )
+            fix = f"call `{shown(find.node.func)}` on rank 0, and broadcast what it has found to all ranks"
+            yield Found("DDP611", function.module, find.node, message, fix)
+            return
+
+
+def _looks_within(context: Context, call: Call) -> bool:
+    """Tell whether a function of these files looks for a checkpoint, and returns its path, or nothing."""
+    target = context.program.called(call)
+    if target is None or not PATH.search(f"{target.name} {ast.unparse(call.node)}"):
+        return False
+    returned = [e.node.value for e in target.exits if isinstance(e.node, ast.Return)]
+    nothing = any(value is None or is_constant(value, None) or is_constant(value, "") for value in returned)
+    looks = any(c.last in ("glob", "listdir", "iterdir", "scandir") or _looks(c.node) for c in target.calls)
+    return looks and nothing and not any(context.effects.of(c) for c in target.calls)
 
 
 def _missing_files(context: Context, function: Function) -> Iterator[Found]:
@@ -282,7 +391,7 @@ def _values(function: Function, name: str) -> list[ast.expr]:
 
 def _loads(context: Context, call: Call, depth: int = 0) -> bool:
     """Tell whether a call loads a file of torch, itself or in a function of these files."""
-    if call.name == "torch.load":
+    if call.name in ("torch.load", "json.load", "pickle.load"):
         return True
     target = context.program.called(call)
     return target is not None and depth < 2 and any(_loads(context, c, depth + 1) for c in target.calls)

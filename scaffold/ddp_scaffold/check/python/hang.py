@@ -21,6 +21,7 @@ OF_KIND = {
     "sharded load": "DDP111",
     "metric": "DDP113",
 }
+LOADERS = re.compile(r"(?:loader|dataset|data|batches)\)*$")  # what a loop over data goes over, at its end
 DESTROY = "torch.distributed.destroy_process_group"
 CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
 READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
@@ -178,6 +179,9 @@ def _other_branch(context: Context, function: Function, guard: Guard, name: str)
             continue
         if any(effect.name.rpartition(".")[2] == name for effect in context.effects.of(other)):
             return True
+        given = {dotted(arg).rpartition(".")[2] for arg in arguments_of(other.node)} - {""}
+        if any(call.last in given for call in function.calls if call.place.guards != other.place.guards):
+            return True  # it is given on, to be called there
         text = dotted(other.node.func)
         plain = other.name.partition(".")[0] in KNOWN_OWNERS or "log" in text.lower() or "." not in text
         if not plain and context.program.called(other) is None and other.last.startswith(ANSWERS):
@@ -219,6 +223,66 @@ def _lonely(context: Context, function: Function, call: Call, effect: Effect, gu
     )
     fix = f"take `{shown(call.node.func)}` out of {under}, so that every rank calls it"
     return Found(OF_KIND.get(effect.kind, "DDP101"), function.module, call.node, message, fix)
+
+
+def own_keys(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a collective in a loop over the keys of a dict that a loop over data has filled: ranks may have others."""
+    if id(function.module) not in context.distributed:
+        return
+    for loop, place in function.loops:
+        over = loop.iter if isinstance(loop, ast.For) else None
+        if isinstance(over, ast.Call) and dotted(over.func) in ("sorted", "list") and over.args:
+            over = over.args[0]
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in ("keys", "items"):
+            over = over.func.value
+        name = dotted(over) if over is not None else ""
+        inner = next((c for c in function.calls if loop in c.place.loops and context.effects.direct(c)), None)
+        if not name or inner is None or any(context.ranks.guard(function, g) for g in place.guards):
+            continue
+        filled = _filled_by_data(function, name, loop)
+        if filled is None:
+            continue
+        line = function.module.position(filled.lineno)[1]
+        message = (
+            f"`{shown(inner.node.func, 40)}` is called once for each key of `{name}`, and each rank puts in the keys"
+            f" that its own data have (line {line}): a rank that has seen another number of them waits, or pairs with"
+            " another key's value"
+        )
+        fix = f"make `{name}` with all keys that there may be, on every rank, before the loop over the data"
+        yield Found("DDP621", function.module, inner.node, message, fix)
+
+
+def _filled_by_data(function: Function, name: str, loop: ast.stmt) -> ast.stmt | None:
+    """Return the statement by which a loop over data adds keys of its own to a dict that begins empty."""
+    made = [a.value for a in function.assignments.get(name, ()) if a.value is not None]
+    empty = len(made) == 1 and (
+        (isinstance(made[0], ast.Dict) and not made[0].keys)
+        or (isinstance(made[0], ast.Call) and last_of(made[0]) in ("defaultdict", "dict", "Counter"))
+    )
+    for other, _ in function.loops if empty else ():
+        if other is loop or not isinstance(other, ast.For) or other.lineno > loop.lineno:
+            continue
+        if not LOADERS.search(ast.unparse(other.iter).lower()):
+            continue
+        given = {part.id for part in ast.walk(other.target) if isinstance(part, ast.Name)}
+        own = _made_in(other, given)
+        for part in walk_body(other):
+            if isinstance(part, (ast.Assign, ast.AugAssign)):
+                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                if isinstance(target, ast.Subscript) and dotted(target.value) == name and own & names_in(target.slice):
+                    return part
+    return None
+
+
+def _made_in(loop: ast.For, given: set[str]) -> set[str]:
+    """Return the names that a loop makes of its own data, at once or over others."""
+    found = set(given)
+    parts = [part for part in walk_body(loop) if isinstance(part, ast.Assign)]
+    for part in sorted(parts, key=lambda one: one.lineno):
+        if found & names_in(part.value):
+            plain = [t for target in part.targets for t in (getattr(target, "elts", None) or [target])]
+            found |= {target.id for target in plain if isinstance(target, ast.Name)}
+    return found
 
 
 def swallowed(context: Context, function: Function) -> Iterator[Found]:
@@ -405,4 +469,4 @@ def handlers(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (lonely, error_paths, handlers)
-OF_RANKS = (swallowed,)  # only where several ranks run the file
+OF_RANKS = (swallowed, own_keys)  # only where several ranks run the file

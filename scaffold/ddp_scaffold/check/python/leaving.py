@@ -111,7 +111,7 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
         leaves = _leaves_of(function, test)
         if leaves is None or not place.loops or context.ranks.alone(function, place.guards):
             continue
-        if any(context.ranks.guard(function, guard) for guard in place.guards):
+        if any(context.ranks.guard(function, guard) or _asks_for_key(guard.test) for guard in place.guards):
             continue
         loop = place.loops[-1] if leaves.kind in ("break", "continue") else place.loops[0]
         if not context.together(function, loop):
@@ -153,6 +153,16 @@ def skipped_backward(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f"reduce the decision `{shown(test.test, 40)}` over all ranks (`all_reduce` with MAX) before the `if`"
         yield Found("DDP105", function.module, test, message, fix)
+
+
+def _asks_for_key(test: ast.expr) -> bool:
+    """Tell whether a test asks for a key in the batch: that may be one of another set, which is not trained on."""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.In)
+        and isinstance(test.left, ast.Constant)
+        and isinstance(test.left.value, str)
+    )
 
 
 def _leaves_of(function: Function, test: ast.If) -> Exit | None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from .module import Assignment, Call, Class, Function, Module, argument, dotted, is_constant
+from .module import Assignment, Call, Class, Function, Module, argument, dotted
+from .objects import Objects, joins_group
 
 # Packages that nobody's own file stands for, unless it lies right beside the importing one.
 FOREIGN = {
@@ -22,9 +23,10 @@ FOREIGN = {
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
 SOURCES = (("src",), ("lib",))
 ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
-SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
+NAMED = re.compile(r"[\"']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)[\"']")  # a file by its name: import_module("models.unet")
+BY_NAME = re.compile(r"import_module|__import__")
 # `import_module("data." + name)`: any file of the package may be meant.
-BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*f?[\"']([A-Za-z_][\w.]*)\.(?:[\"']\s*[+%]|\{|%s)")
+PACKAGE_BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*f?[\"']([A-Za-z_][\w.]*)\.(?:[\"']\s*[+%]|\{|%s)")
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -45,11 +47,12 @@ class Program:
         self.added = {name for module in self.modules for name in _added_to_path(module)}
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
+        self.objects = Objects(self)
+        self.by_name = any(BY_NAME.search(module.file.text) for module in self.modules)
         self._unambiguous: dict[int, bool] = {}
         self._meaning: dict[tuple[int, str, bool], Function | Class | Module | None] = {}
         self._stars: dict[int, list[Module]] = {}
         self._imports_of: dict[int, list[Module]] = {}
-        self._given: dict[tuple[int, str], Class | None] = {}
         self.calls_named: dict[str, list[Call]] = defaultdict(list)
         for module in self.modules:
             for function in module.functions:
@@ -66,61 +69,32 @@ class Program:
                     target = self.called(call)
                     if target is not None:
                         self.sites[id(target)].append(call)
-        waiting = [call for module in self.modules for f in module.functions for call in f.calls if self._may_be(call)]
-        for call in waiting:
-            if (target := self._method_given(call)) is not None:
-                self._called[id(call)] = target
-                self.sites[id(target)].append(call)
+        self._connect_objects()
 
-    def _may_be(self, call: Call) -> bool:
-        """Tell whether a call that was not resolved has the name of a method of these files."""
-        unknown = self._called[id(call)] is None and type(call.node.func) is ast.Attribute
-        return unknown and call.last in self.methods and call.function.owner is not None
+    def _connect_objects(self) -> None:
+        """Find the calls of methods of what callers give: for that the callers have to be known."""
+        for _ in range(2):
+            self.objects.forget()
+            unknown = [
+                call
+                for name in self.methods
+                for call in self.calls_named.get(name, ())
+                if self._called.get(id(call)) is None and type(call.node.func) is ast.Attribute
+            ]
+            found = False
+            for call in unknown:
+                target = self.resolve(call)
+                if target is not None:
+                    self._called[id(call)] = target
+                    self.sites[id(target)].append(call)
+                    found = True
+            if not found:
+                return
 
-    def _method_given(self, call: Call) -> Function | None:
-        owner, _, last = dotted(call.node.func).rpartition(".")
-        function = call.function
-        if not owner or owner in ("self", "cls") or owner.count(".") > (1 if owner.startswith("self.") else 0):
-            return None
-        made = self.given_class(function, owner)
-        return self.method(made, last) if made is not None else None
-
-    def given_class(self, function: Function, name: str, depth: int = 0) -> Class | None:
-        """Return the class of an object that all callers give for a parameter, also where it is kept as `self.x`."""
-        key = (id(function), name)
-        if key in self._given or depth > 3:
-            return self._given.get(key)
-        self._given[key] = None  # for a function that gives it to itself
-        if name.startswith("self."):
-            found = self._kept(function, name, depth)
-        elif name in function.parameters and name not in function.assignments:
-            found = self._of_callers(function, name, depth)
-        else:
-            found = self.class_of(function, name)
-        self._given[key] = found
-        return found
-
-    def _kept(self, function: Function, name: str, depth: int) -> Class | None:
-        owner = function.of_class
-        kept = [(m, a) for m in owner.methods.values() for a in m.assignments.get(name, ())] if owner else []
-        found = {
-            self.given_class(method, assignment.value.id, depth + 1) if isinstance(assignment.value, ast.Name) else None
-            for method, assignment in kept
-        }
-        return found.pop() if len(found) == 1 else None
-
-    def _of_callers(self, function: Function, name: str, depth: int) -> Class | None:
-        found: set[Class | None] = set()
-        for site in self.sites.get(id(function), ()):
-            value = argument(site, function, name)
-            if value is None or is_constant(value, None):
-                continue
-            if isinstance(value, ast.Call):
-                made = self.lookup(site.function.module, dotted(value.func)) if dotted(value.func) else None
-                found.add(made if isinstance(made, Class) else None)
-            else:
-                found.add(self.given_class(site.function, dotted(value), depth + 1) if dotted(value) else None)
-        return found.pop() if len(found) == 1 else None
+    @staticmethod
+    def argument(call: Call, function: Function, name: str) -> ast.expr | None:
+        """Return what a call gives for a parameter of the function that it reaches."""
+        return argument(call, function, name)
 
     def imported(self, module: Module, written: str) -> Module | None:
         """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""
@@ -176,7 +150,7 @@ class Program:
     def imports_of(self, module: Module) -> list[Module]:
         """Return the files that a file imports."""
         if id(module) not in self._imports_of:
-            found: dict[int, Module] = {}
+            found: dict[int, Module] = {id(one): one for one in self._named_in(module)}
             for written, name in [*module.relative.values(), *((star, "") for star in module.stars)]:
                 dots = "" if written.endswith(".") else "."
                 for target in (self.imported(module, written), self.imported(module, f"{written}{dots}{name}")):
@@ -193,7 +167,7 @@ class Program:
             return []
         folder = module.parts if module.is_package else module.parts[:-1]
         found: list[Module] = []
-        for match in BY_NAME.finditer(module.file.text):
+        for match in PACKAGE_BY_NAME.finditer(module.file.text):
             wanted = tuple(match[1].split("."))
             for other in self.modules:
                 package = other.parts if other.is_package else other.parts[:-1]
@@ -201,6 +175,14 @@ class Program:
                 if package[len(root) :] == wanted and folder[: len(root)] == root and other is not module:
                     found.append(other)
         return found
+
+    def _named_in(self, module: Module) -> list[Module]:
+        """Return the files that a file names in a text, where these files import some by name."""
+        if not self.by_name:
+            return []
+        written = {match[1] for match in NAMED.finditer(module.file.text)}
+        found = (self.imported(module, name) for name in sorted(written))
+        return [one for one in found if one is not None and one is not module]
 
     def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
         """Return what `name`, as it stands in `module` (`f`, `package.f`, `Class.method`), means."""
@@ -258,6 +240,8 @@ class Program:
     def method(self, owner: Class, name: str, depth: int = 0) -> Function | None:
         """Return a method of a class, or of one that it inherits from."""
         found = owner.methods.get(name)
+        if name == "apply" and found is None and any(base.endswith("Function") for base in owner.bases):
+            found = owner.methods.get("forward")  # of torch.autograd.Function
         if found is not None or depth > 5:
             return found
         for base in owner.node.bases:
@@ -288,7 +272,8 @@ class Program:
         owner = function.of_class or (function.owner.of_class if function.owner else None)
         if first in ("self", "cls") and owner is not None:
             if "." not in rest:
-                return self.method(owner, rest)
+                found_method = self.method(owner, rest)
+                return self._concrete(found_method) if found_method is not None else self._by_value(call)
             held = self.class_of(function, name.rpartition(".")[0])
             found_by_name = None if held else self._by_name(call, name)
             if found_by_name is not None and found_by_name.of_class is owner:  # of another object, not of its own class
@@ -298,8 +283,12 @@ class Program:
             if not rest and (other := self._other_name(function, first)) is not None:
                 return other
             held = self.class_of(function, name.rpartition(".")[0]) if rest else None
+            if held is None and not rest:
+                return self._by_value(call)
             return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
-        return self._meant(function.module, name)
+        meant = self._meant(function.module, name)
+        written = function.module.relative.get(first, ("", ""))[0].partition(".")[0]
+        return meant if meant is not None or first in BUILT_IN or written in FOREIGN else self._by_value(call)
 
     def _meant(self, module: Module, name: str) -> Function | None:
         """Return what a call of a name in a file runs; that of `f.apply` of autograd is its forward."""
@@ -311,6 +300,35 @@ class Program:
             if isinstance(owner, Class) and any(base.rpartition(".")[2] == "Function" for base in owner.bases):
                 return owner.methods.get("forward")
         return found if isinstance(found, Function) else None
+
+    def _concrete(self, method: Function) -> Function:
+        """Return what a subclass does where a method only says that it should: `pass`, `raise NotImplementedError`."""
+        if method.calls and any(call.last != "NotImplementedError" for call in method.calls):
+            return method
+        body = getattr(method.node, "body", [])
+        if any(not isinstance(part, (ast.Pass, ast.Raise, ast.Expr)) for part in body) or method.of_class is None:
+            return method
+        waiting, seen = [method.of_class.name], set[str]()
+        while waiting:
+            name = waiting.pop(0)
+            children = [child for child in self._children[name] if child.name not in seen] if name not in seen else []
+            seen.add(name)
+            for child in children:
+                if self.component[id(child.module)] != self.component[id(method.module)]:
+                    continue
+                if child is not method.of_class and method.name in child.methods:
+                    return child.methods[method.name]
+                waiting.append(child.name)
+        return method
+
+    def _by_value(self, call: Call) -> Function | None:
+        """Return the function that a call of a value reaches: of an alias, a partial, an entry of a table."""
+        found = self.objects.callables(call.function, call.node.func) or []
+        if len(found) > 1:  # the one of several ranks
+            found = [one for one in found if isinstance(one, Class) and joins_group(one)]
+        if len(found) != 1:
+            return None
+        return self.method(found[0], "__init__") if isinstance(found[0], Class) else found[0]
 
     def _other_name(self, function: Function, name: str) -> Function | None:
         """Return the function for which a variable is another name: `gather = Gather.apply`."""
@@ -343,7 +361,7 @@ class Program:
             return not any(first in f.assignments or first in f.parameters for f in _chain(call.function)[:-1])
         if (first in ("self", "cls") and "." not in rest) or not name or target.name == "__init__":
             return True
-        return self.class_of(call.function, name.rpartition(".")[0]) is not None
+        return len(self.objects.of_name(call.function, name.rpartition(".")[0]) or []) == 1
 
     def overrides(self, call: Call) -> list[Function]:
         """Return the methods of subclasses, direct or not, that a call of `self.f()` may mean as well."""
@@ -376,8 +394,10 @@ class Program:
         return found
 
     def _on_expression(self, call: Call) -> Function | None:
-        """Resolve `super().f()` and `Class(...).f()`."""
+        """Resolve `super().f()`, `Class(...).f()` and `TABLE[key]()`."""
         func = call.node.func
+        if not isinstance(func, ast.Attribute):
+            return self._by_value(call)
         if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call)):
             return None
         name = dotted(func.value.func)
@@ -385,8 +405,8 @@ class Program:
         if name == "super" and owner is not None:
             bases = (self.lookup(owner.module, dotted(base)) for base in owner.node.bases if dotted(base))
             return next((self.method(base, func.attr) for base in bases if isinstance(base, Class)), None)
-        found = self.lookup(call.function.module, name) if name else None
-        return self.method(found, func.attr) if isinstance(found, Class) else None
+        made = self.objects.of_value(call.function, func.value) or []
+        return self.method(made[0], func.attr) if len(made) == 1 else None
 
     def _by_name(self, call: Call, name: str) -> Function | None:
         """Return the one method of all files that has such a name, if the name is not one that libraries have too."""
@@ -398,28 +418,54 @@ class Program:
         return found[0] if len(found) == 1 else None
 
     def class_of(self, function: Function, name: str) -> Class | None:
-        """Return the class of what a variable holds, if it is only ever made by that class."""
-        found: set[Class] = set()
-        for assignment in self.assigned(function, name):
-            value = assignment.value
-            if isinstance(value, ast.IfExp) and is_constant(value.orelse, None):
-                value = value.body
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
-                value = value.func.value
-            if not isinstance(value, ast.Call) or not dotted(value.func):
-                return None
-            made = self.lookup(function.module, dotted(value.func))
-            if not isinstance(made, Class):
-                return None
-            found.add(made)
-        return found.pop() if len(found) == 1 else None
+        """Return the class of what a variable holds: of several, the only one that is there for several ranks."""
+        found = self.objects.of_name(function, name) or []
+        several = [one for one in found if joins_group(one)] if len(found) > 1 else found
+        return several[0] if len(several) == 1 else None
+
+    def is_partial(self, function: Function, call: ast.Call) -> bool:
+        """Tell whether a call is `functools.partial(f, ...)`."""
+        return function.module.full_name(call.func) in ("functools.partial", "partial")
+
+    def with_bases(self, function: Function) -> list[Class]:
+        """Return the class that a method is of, and those that it inherits from."""
+        owner = function.of_class or (function.owner.of_class if function.owner else None)
+        found: list[Class] = []
+        waiting = [owner] if owner is not None else []
+        while waiting and len(found) < 8:
+            here = waiting.pop(0)
+            if here in found:
+                continue
+            found.append(here)
+            parents = (self.lookup(here.module, dotted(base)) for base in here.node.bases if dotted(base))
+            waiting += [parent for parent in parents if isinstance(parent, Class)]
+        return found
+
+    def constant(self, module: Module, name: str, depth: int = 0) -> tuple[Module, ast.expr] | None:
+        """Return the file and the value of a name that a file sets once, here or where it is imported from."""
+        first, _, rest = name.partition(".")
+        if not rest:
+            assigned = module.body.assignments.get(first, ())
+            if len(assigned) == 1 and assigned[0].value is not None:
+                return module, assigned[0].value
+        if depth > 4 or first not in module.relative:
+            return None
+        written, inside = module.relative[first]
+        target = self.imported(module, written)
+        if inside and not rest:
+            return self.constant(target, inside, depth + 1) if target is not None else None
+        if inside:
+            target = self.imported(module, f"{written}{'' if written.endswith('.') else '.'}{inside}")
+        return self.constant(target, rest, depth + 1) if target is not None and rest else None
 
     def assigned(self, function: Function, name: str) -> list[Assignment]:
         """Return where a variable gets its values: in the function, its outer ones, the file; `self.x` in its class."""
         if name.startswith("self.") and name.count(".") == 1:
             owner = function.of_class or (function.owner.of_class if function.owner else None)
             methods = owner.methods.values() if owner is not None else [function]
-            return [a for method in methods for a in method.assignments.get(name, ())]
+            found = [a for method in methods for a in method.assignments.get(name, ())]
+            bases = self.with_bases(function)[1:] if not found and owner is not None and owner.bases else []
+            return found or [a for base in bases for m in base.methods.values() for a in m.assignments.get(name, ())]
         for scope in _chain(function):
             if name in scope.assignments:
                 return scope.assignments[name]

@@ -7,14 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, shown
-from .module import argument as argument
+from .module import Assignment, Call, Function, Guard, Place, argument, dotted, is_constant, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
 Who = Literal["first", "others", "some"]
 
-RANK = re.compile(r"(?:.*_)?rank|rank_id|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE)
+RANK = re.compile(
+    r"(?:.*_)?rank|rank_(?:id|idx|index|num)|(?:local_|gpu_)id|gpu|process_(?:id|idx|index)|ddp_rank", re.IGNORECASE
+)
+NODE = re.compile(r"\bnr\s*\*\s*(?:\w+\.)?n?_?gpus")  # `rank = nr * gpus + gpu`: the number of a node
 KEY = re.compile(r"(?:global_|local_|world_|ddp_)?rank")  # of a dict of settings: `config["global_rank"]`
 NO_RANK = re.compile(r"(?:.*_)?(?:lora|low|matrix|tensor|svd|full|max|min|top|page)_?rank", re.IGNORECASE)
 MACHINE = re.compile(r"\bnr\s*\*")  # the number of a node: `rank = args.nr * args.gpus + gpu`
@@ -40,7 +42,7 @@ ALONE = re.compile(
 SEVERAL = re.compile(
     r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
 )
-COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks)|n_?procs")
+COUNT = re.compile(r"(?:.*_)?world_?size|num_(?:processes|replicas|tasks|gpus)|n_?procs|n?_?gpus")
 RANK_ZERO = ast.parse("rank == 0", mode="eval").body  # the condition of a decorator
 INVERSE: dict[Who, Who] = {"first": "others", "others": "first", "some": "some"}
 
@@ -140,6 +142,7 @@ class Ranks:
                 return False
             return (right, op) in (one if holds else several)
         owner, _, last = dotted(test.func if isinstance(test, ast.Call) else test).rpartition(".")
+        last = _key(test) or last
         built = last == "is_available" and owner.rpartition(".")[2] in ("dist", "distributed")
         return not holds and (built or bool(SEVERAL.fullmatch(last)))
 
@@ -261,12 +264,32 @@ class Ranks:
                 return answer
         if (flag := self._of_flag(function, assigned)) is not None:
             return flag
+        if len(assigned) == 1 and (part := self._of_unpacked(function, assigned[0], name, depth)) is not None:
+            return part
         last = name.rpartition(".")[2]
         if name in function.parameters and is_off(function, name):
             return None  # a choice of the caller
         if says_first(last):
             return "first"
         return "first" if self.first_only(function, name) else None
+
+    def _of_unpacked(self, function: Function, assignment: Assignment, name: str, depth: int) -> Who | None:
+        """Return the answer of a part of what a function of these files returns: `is_first, device = setup()`."""
+        value = getattr(assignment.node, "value", None)
+        call = next((c for c in function.calls if c.node is value), None) if assignment.value is None else None
+        target = self.program.called(call) if call is not None else None
+        if target is None:
+            return None
+        for left in getattr(assignment.node, "targets", ()):
+            names = [dotted(one) for one in left.elts] if isinstance(left, ast.Tuple) else []
+            if name not in names:
+                continue
+            returned = [e.node.value for e in target.exits if isinstance(e.node, ast.Return)]
+            parts = [v.elts for v in returned if isinstance(v, ast.Tuple) and len(v.elts) == len(names)]
+            found = [elements[names.index(name)] for elements in parts]
+            answers = {self.who(target, one, depth + 1) for one in found if not is_constant(one, True)}
+            return answers.pop() if len(answers) == 1 else None
+        return None
 
     def _of_flag(self, function: Function, assigned: Sequence[Assignment]) -> Who | None:
         """Return on which ranks a flag is true that has one value first, and another on some ranks."""
@@ -357,6 +380,14 @@ class Ranks:
         if who == "others":
             return "every rank but the first of each node" if local else "every rank but rank 0"
         return f"not every rank (it depends on `{test}`)"
+
+
+def _key(test: ast.expr) -> str:
+    """Return `distributed` for `args["distributed"]` and `args.get("distributed")`."""
+    key = test.slice if isinstance(test, ast.Subscript) else None
+    if isinstance(test, ast.Call) and test.args and isinstance(test.func, ast.Attribute) and test.func.attr == "get":
+        key = test.args[0]
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
 
 
 def _never_taken(guard: Guard, guards: Sequence[Guard]) -> bool:

@@ -7,8 +7,21 @@ import re
 from collections.abc import Callable, Iterator
 
 from .context import Context, Found
-from .module import Assignment, Call, Class, Function, Place, dotted, is_constant, keyword, names_in, shown
-from .ranks import COUNT, argument
+from .module import (
+    Assignment,
+    Call,
+    Class,
+    Function,
+    Place,
+    argument,
+    arguments_of,
+    dotted,
+    is_constant,
+    keyword,
+    names_in,
+    shown,
+)
+from .ranks import COUNT
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
 HELD_OUT = re.compile(
@@ -21,7 +34,9 @@ TOGETHER = re.compile(
 EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
-REDUCTIONS = {"all_reduce", "all_gather", "all_gather_object", "gather", "reduce", "all_gather_into_tensor"}
+REDUCTIONS = {
+    *("all_reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce", "all_gather_into_tensor"),
+}
 
 
 def loaders(context: Context, function: Function) -> Iterator[Found]:
@@ -70,6 +85,16 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         return any(_given_on(context, m, holds, end, held_out, depth) for m in function.of_class.methods.values())
     if _given_on(context, function, holds, end, held_out, depth):
         return True
+    if isinstance(function.node, ast.Module) and depth == 0:  # a variable of the file, which its functions use
+        users = [
+            f for f in function.module.functions if f is not function and name not in {*f.assignments, *f.parameters}
+        ]
+        if any(end(context, user, holds) for user in users):
+            return True
+    mine = [(n, a) for n, found in function.assignments.items() if n.startswith("self.") for a in found]
+    kept = [n for n, assignment in mine if _is(assignment.value, name)]
+    if any(comes_to(context, function, one, end, held_out, depth + 1) for one in kept):
+        return True
     returned = [e.node for e in function.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
     if not any(name in names_in(node) for node in returned):
         return False
@@ -86,6 +111,10 @@ def comes_to(context: Context, function: Function, name: str, end: End, held_out
         if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
             return True
     return False
+
+
+def _is(value: ast.expr | None, name: str) -> bool:
+    return value is not None and dotted(value) == name
 
 
 def _parts_of(returned: list[ast.Return], name: str) -> list[tuple[int, int]]:
@@ -218,6 +247,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
             continue
+        if isinstance(context.program.lookup(function.module, dotted(call.node.func)), Class):
+            continue  # one of these files' own
         name = _assigned(function, call)
         in_order = is_constant(keyword(call.node, "shuffle"), False)
         held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
@@ -245,7 +276,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        inline = not name and (_inline(function, call) or _made_by_helper(context, function, call))
+        inline = not name and (_inline(context, function, call) or _made_by_helper(context, function, call))
         if (
             not in_order
             and (name or inline)
@@ -368,8 +399,12 @@ def _made_by_helper(context: Context, function: Function, call: Call) -> bool:
     return any(is_constant(value, True) for value in given)
 
 
-def _inline(function: Function, call: Call) -> bool:
+def _inline(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
+    returned = any(e.node.value is call.node for e in function.exits if isinstance(e.node, ast.Return))
+    if returned:
+        sites = context.program.sites.get(id(function), ())
+        return any(_inline(context, site.function, site) for site in sites)
     for other in function.calls:
         given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
         if given is not None and any(part is call.node for part in ast.walk(given)):
@@ -516,6 +551,70 @@ def reduced_losses(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP214", function.module, call.node, message, fix)
 
 
+def lonely_steps(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a step of the optimizer or of the schedule under a condition of the rank, in a loop in which all train."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        owner = dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
+        if call.last != "step" or not STEPPED.fullmatch(owner) or not call.place.loops:
+            continue
+        found = context.ranks.partial(call)
+        if found is None or found[0].early or _has_twin(context, call):
+            continue
+        if not any(b.last == "backward" or _trains(context, b) for b in _around(context, call)):
+            continue
+        ranks, of_rate = context.ranks.words(*found), "sched" in owner.lower()
+        what = "train with another learning rate" if of_rate else "keep their weights"
+        message = (
+            f"{ranks} comes to `{shown(call.node, 40)}`: the others {what}, so the weights of the ranks drift apart,"
+            " and what rank 0 saves or measures is one of several models"
+        )
+        fix = f"take `{shown(call.node, 40)}` out of `{shown(found[0].test, 40)}`: every rank has to make it"
+        yield Found("DDP221", function.module, call.node, message, fix)
+
+
+def _has_twin(context: Context, call: Call) -> bool:
+    """Tell whether the other ranks come to the same step elsewhere in the function."""
+    text = ast.unparse(call.node.func)
+    return any(c is not call and ast.unparse(c.node.func) == text for c in call.function.calls)
+
+
+def _around(context: Context, call: Call) -> list[Call]:
+    """Return what all ranks call in the loop around a call."""
+    loop = call.place.loops[-1]
+    return [c for c in call.function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
+
+
+def _trains(context: Context, call: Call, depth: int = 0) -> bool:
+    target = context.program.called(call)
+    if target is None or depth > 3 or target is call.function:
+        return False
+    return any(c.last == "backward" or _trains(context, c, depth + 1) for c in target.calls)
+
+
+def own_gradient(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a gather of torch.autograd.Function whose backward pass takes this rank's part of this rank's gradient."""
+    owner = function.of_class
+    if function.name != "backward" or owner is None or not any(base.endswith("Function") for base in owner.bases):
+        return
+    forward = owner.methods.get("forward")
+    gathers = [c for c in forward.calls if c.name.startswith("torch.distributed.all_gather")] if forward else []
+    if not gathers or any(context.effects.of(c) for c in function.calls) or not context.plain(function.module):
+        return
+    parts = [part for part in ast.walk(function.node) if isinstance(part, ast.Subscript)]
+    own = next((part for part in parts if "rank" in ast.unparse(part.slice)), None)
+    if own is not None:
+        message = (
+            f"`{shown(own, 40)}` is this rank's own loss's gradient for its own part: what the other ranks' losses say"
+            " about this part is dropped, and DDP divides the rest by the number of ranks"
+        )
+        fix = (
+            "sum the gradients over the ranks first (`all_reduce` in backward), or use torch.distributed.nn.functional"
+        )
+        yield Found("DDP622", function.module, own, message, fix)
+
+
 def _divided(function: Function, name: str, call: Call) -> bool:
     """Tell whether a tensor, and not its data, is divided by the number of ranks behind a call."""
     for other in function.calls:
@@ -595,6 +694,7 @@ def _made_anew(function: Function, name: str, order: int) -> bool:
     )
 
 
+STEPPED = re.compile(r"\w*(?:optim|sched)\w*|opt|lr_sched\w*", re.IGNORECASE)
 QUIETED = {"detach", "item", "data", "no_grad", "cpu", "numpy"}
 
 
@@ -636,6 +736,7 @@ def _is_optimizer(context: Context, call: Call) -> bool:
 def orders(context: Context, function: Function) -> Iterator[Found]:
     """Yield orders that differ between ranks: of a shuffle that nothing seeds, of a set that makes modules."""
     yield from _sets(context, function)
+    yield from _own_order(context, function)
     if not context.plain(function.module):
         return
     for call in function.calls:
@@ -667,6 +768,29 @@ def orders(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "use a generator with a seed that all ranks have, for example random.Random(seed).shuffle(...)"
         yield Found("DDP207", function.module, call.node, message, fix)
+
+
+def _own_order(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an order that a sampler draws from the generator of each rank, and then shares out by position."""
+    owner = function.of_class
+    if function.name != "__iter__" or owner is None or not any(base.endswith("Sampler") for base in owner.bases):
+        return
+    if not context.plain(function.module) or not {"rank", "num_replicas"} & names_in(function.node):
+        return
+    named = re.compile(rf"\b{owner.name}\b")
+    if sum(len(named.findall(text)) for text in context.texts) < 2:
+        return  # nothing makes one
+    seeds = (c for last in SEEDS for c in context.calls_in_component(function.module, last))
+    if any(c.name.startswith("torch.") or "." not in c.name for c in seeds):
+        return
+    for call in function.calls:
+        if call.name == "torch.randperm" and keyword(call.node, "generator") is None:
+            message = (
+                f"`{shown(call.node, 40)}` draws from the generator of the rank, which nothing seeds: each rank has"
+                " another order and takes its part of that, so some samples are read by several ranks, others by none"
+            )
+            fix = f"give it a generator with a seed that all ranks have, `{shown(call.node.func)}(..., generator=g)`"
+            yield Found("DDP207", function.module, call.node, message, fix)
 
 
 def _in_data(function: Function) -> bool:
@@ -731,16 +855,20 @@ def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        given = keyword(call.node, "worker_init_fn") if call.last == "DataLoader" else None
-        if given is None:
+        loader = call.last == "DataLoader" or call.name.endswith("DataLoader.__init__")
+        given = keyword(call.node, "worker_init_fn") if loader else None
+        if given is None or context.ranks.partial_place(function, call.place):
             continue
         if (same := _of_rank_alone(context, function, call, given)) is not None:
             if not HELD_OUT.search(_assigned(function, call)):
                 yield same
             continue
+        given, bound = without_partial(context, function, given)
         target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
         if target is None and dotted(given) in function.inner:
             target = function.inner[dotted(given)]
+        if any(re.search(r"rank|time|pid|epoch", name) for value in bound for name in names_in(value)):
+            continue
         body = target.node if isinstance(target, Function) else given if isinstance(given, ast.Lambda) else None
         seed = next((n for n in ast.walk(body) if _seeds(n)), None) if body is not None else None
         if seed is None or body is None:
@@ -776,6 +904,15 @@ def _of_rank_alone(context: Context, function: Function, call: Call, given: ast.
     )
     fix = "seed from torch.initial_seed(), which differs by rank and worker, or leave worker_init_fn out"
     return Found("DDP205", function.module, call.node, message, fix)
+
+
+def without_partial(context: Context, function: Function, node: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
+    """Return `f` and its bound values for `partial(f, seed=1)`, also where a variable holds that."""
+    values = [a.value for a in context.program.assigned(function, dotted(node))] if dotted(node) else [node]
+    made = values[0] if len(values) == 1 else None
+    if isinstance(made, ast.Call) and context.program.is_partial(function, made) and made.args:
+        return made.args[0], arguments_of(made)[1:]
+    return node, []
 
 
 def _seeds(node: ast.AST) -> bool:
@@ -825,4 +962,5 @@ OF_RANKS = (
     past_ddp,
     reduced_losses,
     worker_seeds,
+    own_gradient,
 )  # only where several ranks run the file

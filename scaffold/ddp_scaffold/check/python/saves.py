@@ -13,7 +13,9 @@ from .module import (
     Assignment,
     Call,
     Function,
+    Guard,
     Module,
+    argument,
     arguments_of,
     default_of,
     dotted,
@@ -22,7 +24,6 @@ from .module import (
     names_in,
     shown,
 )
-from .ranks import argument
 
 ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
@@ -30,6 +31,13 @@ COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
+OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
+OPTIMIZER_LOADED = re.compile(
+    r"\w*opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
+)
+DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
+NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
+PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
 # What makes an object that torch.load refuses: what that is, and what to save instead.
@@ -68,17 +76,27 @@ def all_ranks(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        if call.name != "torch.save" or len(call.node.args) < 2 or not _on_all(context, call, 0):
+        path = _written(call)
+        if path is None or not _on_all(context, call, 0):
             continue
-        words = names_in(call.node.args[1]) | _made_of(context, function, call.node.args[1])
+        words = names_in(path) | _made_of(context, function, path)
         if any(re.search(r"rank|local|gpu|pid|host", word.lower()) for word in words):
             continue
         message = (
-            f"all ranks write `{shown(call.node.args[1], 40)}` at the same time: each truncates what another has begun,"
-            " and a kill meanwhile leaves a file that cannot be loaded"
+            f"all ranks write `{shown(path, 40)}` at the same time: each truncates what another has begun,"
+            " and whoever reads it, or a kill meanwhile, finds a file that cannot be loaded"
         )
         fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
         yield Found("DDP302", function.module, call.node, message, fix)
+
+
+def _written(call: Call) -> ast.expr | None:
+    """Return the path of `torch.save(x, path)` and of `open(path, "w")`."""
+    if call.name == "torch.save":
+        return call.node.args[1] if len(call.node.args) > 1 else None
+    mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
+    writes = call.name == "open" and isinstance(mode, ast.Constant) and str(mode.value) in ("w", "wb", "wt", "w+")
+    return call.node.args[0] if writes and call.node.args else None
 
 
 def each_node(context: Context, function: Function) -> Iterator[Found]:
@@ -160,12 +178,11 @@ def _on_all(context: Context, call: Call, depth: int) -> bool:
     function = call.function
     if depth > 4 or context.ranks.partial(call) is not None:
         return False
-    if any(
-        not (_of_numbers(g.test) or _of_type(g.test) or (g.early and _is_option(g.test))) for g in call.place.guards
-    ):
+    if any(not (_of_numbers(g.test) or _of_type(g.test) or _is_alike(context, function, g)) for g in call.place.guards):
         return False
-    if isinstance(function.node, ast.Module) or function.name in ENTRIES:
-        return id(function.module) in context.distributed and _joins(context, function)
+    begins = isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function)
+    if begins and id(function.module) in context.distributed and _joins(context, function):
+        return True
     callers = context.program.sites.get(id(function), [])
     return any(_on_all(context, caller, depth + 1) for caller in callers)
 
@@ -176,7 +193,24 @@ def _of_type(test: ast.expr) -> bool:
 
 
 def _joins(context: Context, function: Function) -> bool:
-    return any(c.last in ("DistributedDataParallel", "DDP") for f in function.module.functions for c in f.calls)
+    makes = {"DistributedDataParallel", "DDP", "init_process_group"}
+    return any(c.last in makes for f in function.module.functions for c in f.calls)
+
+
+def _is_alike(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition is an option that is the same on all ranks: behind an exit, or one that nothing sets."""
+    if isinstance(guard.test, ast.Call) and dotted(guard.test.func) in ("isinstance", "hasattr"):
+        return True
+    owner, _, last = dotted(guard.test).rpartition(".")
+    if not _is_option(guard.test) or guard.early:
+        return _is_option(guard.test)
+    names = {f"--{last}", f"--{last.replace('_', '-')}"}
+    declared = any(
+        isinstance(given, ast.Constant) and given.value in names
+        for option in context.calls_in_component(function.module, "add_argument")
+        for given in option.node.args
+    )
+    return declared and not context.says(function.module, re.compile(rf"\b{owner}\.{last}\s*=[^=]"))
 
 
 def _is_option(test: ast.expr) -> bool:
@@ -188,7 +222,8 @@ def _is_option(test: ast.expr) -> bool:
 def _of_numbers(test: ast.expr) -> bool:
     """Tell whether a condition is one of counting, such as `step % 10 == 0` or `loss < best`."""
     if isinstance(test, ast.BoolOp):
-        return all(_of_numbers(value) for value in test.values)
+        wanted = all if isinstance(test.op, ast.And) else any
+        return wanted(_of_numbers(value) for value in test.values)
     if not isinstance(test, ast.Compare):
         return False
     ordered = all(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in test.ops)
@@ -208,12 +243,14 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
         state = call in saved and (
-            _is_state(context, function, call.node.args[0]) or _is_newest(context, function, call)
+            _is_state(context, function, call.node.args[0])
+            or _is_newest(context, function, call)
+            or _is_only_weights(context, function, call)
         )
         if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
             continue
         path = _constant_path(context, function, call.node.args[1])
-        if path is None or not _repeats(context, call, 0) or re.search(r"best|final|tmp|temp", path.lower()):
+        if path is None or not _repeats(context, call, 0) or PASSING.search(path.lower()):
             continue
         message = (
             f"each save overwrites `{shown(call.node.args[1], 40)}` in place: a kill while it is written leaves a file"
@@ -308,19 +345,21 @@ def _given_by(context: Context, function: Function, node: ast.expr) -> list[tupl
     return [(where, value) for where, value in given if value is not None]
 
 
+def _given_path(context: Context, function: Function, name: str, depth: int) -> str | None:
+    """Return such a path that a caller gives for a parameter again and again, or that is its default."""
+    for site in context.program.sites.get(id(function), ()) if depth < 3 else ():
+        given = argument(site, function, name)
+        value, where = (given, site.function) if given is not None else (default_of(function, name), function)
+        path = _constant_path(context, where, value, depth + 1) if value is not None else None
+        if path is not None and not PASSING.search(path.lower()) and _repeats(context, site, 0):
+            return path
+    return None
+
+
 def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
     """Return the file name at the end of a path that no step or epoch changes, or None."""
     if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
-        sites = context.program.sites.get(id(function), ())
-        given = [argument(site, function, node.id) for site in sites] if depth < 3 else []
-        default = default_of(function, node.id)
-        found = {
-            _constant_path(context, site.function, value, depth + 1)
-            if value is not None
-            else (_constant_path(context, function, default, depth + 1) if default is not None else None)
-            for site, value in zip(sites, given, strict=False)
-        }
-        return found.pop() if len(found) == 1 else None
+        return _given_path(context, function, node.id, depth)
     if isinstance(node, ast.Name):
         assigned = context.program.assigned(function, node.id)
         if len(assigned) != 1 or assigned[0].value is None:
@@ -337,15 +376,21 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         return None if _varies(context, function, node.left, 0) else end
     if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
         last = node.values[-1] if node.values else None
-        named = isinstance(last, ast.Constant) and (len(node.values) == 1 or str(last.value).startswith("/"))
-        return str(last.value) if named and isinstance(last, ast.Constant) and not _changes(node) else None
+        fixed = len(node.values) == 1 or re.search(r"/|\w+\.(?:pt|pth|ckpt|tar|bin)$", str(getattr(last, "value", "")))
+        named = isinstance(last, ast.Constant) and bool(fixed)
+        held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
+        return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format" and node.args:
+        end = _constant_path(context, function, node.args[-1], depth)  # "{}/{}.pth".format(folder, "latest")
+        return None if any(_varies(context, function, arg, 0) for arg in node.args) else end
     if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        fixed = all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node))
-        return _constant_path(context, function, node.func.value, depth + 1) if fixed else None
+        of_ranks = all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node))
+        return _constant_path(context, function, node.func.value, depth + 1) if of_ranks else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         end = _constant_path(context, function, node.args[-1], depth)
         return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
@@ -363,6 +408,10 @@ def _varies(context: Context, function: Function, node: ast.expr, depth: int) ->
     if not name or depth > 3:
         return _changes(node)
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    assigned = context.program.assigned(function, name)
+    stays = isinstance(node, ast.Name) and bool(values) and not any(a.place.loops for a in assigned)
+    if stays and _runs_once(context, function, 0):
+        return False
     if isinstance(node, ast.Name) and values:
         return all(_varies(context, function, value, depth + 1) for value in values)
     if name in function.parameters:
@@ -372,6 +421,15 @@ def _varies(context: Context, function: Function, node: ast.expr, depth: int) ->
         if known:
             return all(_varies(context, where, value, depth + 1) for where, value in known)
     return _changes(node)
+
+
+def _runs_once(context: Context, function: Function, depth: int) -> bool:
+    """Tell whether a function is called, and in no loop: what it sets outside of its loops stays for the run."""
+    sites = context.program.sites.get(id(function), ())
+    begins = isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function)
+    if depth > 3 or not (sites or begins):
+        return False
+    return all(not site.place.loops and _runs_once(context, site.function, depth + 1) for site in sites)
 
 
 def _repeats(context: Context, call: Call, depth: int) -> bool:
@@ -390,7 +448,7 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         load = next(
             (c for c in inner if c.last in LOADS or _loads_checkpoint(function, c) or _loads_within(context, c)), None
         )
-        if load is None or any(c.last == "backward" for c in inner):
+        if load is None or any(c.last == "backward" for c in inner) or "pretrain" in function.name:
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
@@ -438,7 +496,7 @@ def _anew(function: Function, handler: ast.ExceptHandler, load: Call) -> Found:
 
 def _loads_checkpoint(function: Function, call: Call) -> bool:
     """Tell whether torch.load reads a checkpoint, and no data: by its names, or by what is done with it."""
-    if call.name != "torch.load":
+    if call.name != "torch.load" or "pretrain" in f"{function.name} {ast.unparse(call.node)}".lower():
         return False
     named = any(PATH.search(name) for value in arguments_of(call.node) for name in names_in(value))
     return named or PATH.search(function.name) is not None or any(c.last in LOADS for c in function.calls)
@@ -459,7 +517,7 @@ def _last_of_sorted(function: Function) -> Iterator[ast.Subscript]:
         inner = part.value
         at_once = isinstance(inner, ast.Call) and last_of(inner) in ("sorted", "sort", "natsorted")
         name = dotted(inner.args[0]) if isinstance(inner, ast.Call) and inner.args else dotted(inner)
-        text = listed.get(name, "")
+        text = f"{listed[name]} {function.name}" if name in listed else ""
         ordered = at_once or "sorted(" in text or any(dotted(c.node.func) == f"{name}.sort" for c in function.calls)
         if text and ordered and re.search(r"ckpt|checkpoint|\.pth|\.pt\b|model", text, re.IGNORECASE):
             yield part
@@ -480,12 +538,16 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
         return
     component = context.calls_in_component(function.module, "load")
     strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
+    strict = [c for c in strict if not any(DATA.search(name) for a in c.node.args[:1] for name in names_in(a))]
     if not strict or context.says(function.module, ALLOWED):
         return
     for call in function.calls:
         if call.name != "torch.save" or not call.node.args:
             continue
         node = call.node.args[0]
+        if isinstance(node, ast.Attribute) and node.attr == "module":
+            yield _whole(function, node, strict[0])
+            continue
         values = [
             node,
             *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
@@ -506,6 +568,17 @@ def _pairs(values: list[ast.expr]) -> list[tuple[ast.expr | None, ast.expr]]:
         elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
             found += [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
     return found
+
+
+def _whole(function: Function, node: ast.expr, load: Call) -> Found:
+    """Return the finding of a module that is saved itself, and not its state."""
+    where = f"{load.function.module.file.path} line {load.function.module.position(load.node.lineno)[1]}"
+    message = (
+        f"`{shown(node, 30)}` is the module itself and not its state, which torch.load refuses since PyTorch 2.6"
+        f" (weights_only is True): this file cannot be loaded ({where})"
+    )
+    fix = f"save `{shown(node, 30)}.state_dict()`, and load it into a model that the code makes"
+    return Found("DDP305", function.module, node, message, fix)
 
 
 def _refused(
@@ -549,6 +622,8 @@ def _other_object(context: Context, function: Function, node: ast.expr) -> tuple
 
 def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether a variable is only ever made as an array of numpy."""
+    if isinstance(node, ast.Call) and function.module.full_name(node.func) == "numpy.random.get_state":
+        return True
     values = [a.value for a in context.program.assigned(function, dotted(node)) if a.value is not None]
     made = [v for v in values if isinstance(v, ast.Call) and function.module.full_name(v.func) in ARRAYS]
     return bool(made) and all(v in made or _is_item(v) for v in values)
@@ -614,6 +689,15 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
         tuples = [value for value in values if isinstance(value, ast.Tuple) and part < len(value.elts)]
         values = [value.elts[part] for value in tuples] if len(tuples) == len(values) else []
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
+
+
+def _is_only_weights(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether the weights alone are saved as the newest of a run: `torch.save(m.state_dict(), "latest.pth")`."""
+    held = call.node.args[0]
+    weights = isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute) and held.func.attr == "state_dict"
+    path = call.node.args[1]
+    values = [path, *(a.value for a in context.program.assigned(function, dotted(path)) if dotted(path) and a.value)]
+    return weights and any(NEWEST.search(ast.unparse(value).lower()) for value in values)
 
 
 def _put_in(function: Function, name: str) -> list[tuple[ast.expr | None, ast.expr]]:
@@ -705,6 +789,55 @@ def _goes_on_from(context: Context, function: Function) -> _Start | None:
     return None
 
 
+def not_loaded(context: Context, function: Function) -> Iterator[Found]:
+    """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
+    if not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
+        return
+    saves = [c for c in function.calls if c.name == "torch.save" and c.node.args]
+    states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
+    saved = next((c for c in states if _saved_with(function, c, saves)), None)
+    if saved is None:
+        return
+    loads = [c for c in context.calls_in_component(function.module, "load") if c.name in ("torch.load", "json.load")]
+    loads.sort(key=lambda c: c.function.module is not function.module)
+    resume = next((c for c in loads if _takes_up(c)), None)
+    if resume is not None:
+        module = resume.function.module
+        where = f"{module.file.path} line {module.position(resume.node.lineno)[1]}"
+        message = (
+            f"`{shown(saved.node, 40)}` is saved, and nothing loads it: the run that goes on from {where} has the"
+            " weights and the epoch, and an optimizer that begins anew"
+        )
+        fix = f"load it there, `{_owner_of(saved)}.load_state_dict(...)`, and the schedule's state as well"
+        yield Found("DDP321", function.module, saved.node, message, fix)
+
+
+def _owner_of(call: Call) -> str:
+    return dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
+
+
+def _saved_with(function: Function, call: Call, saves: list[Call]) -> bool:
+    """Tell whether a value is part of what torch.save is given, at once or as a part of a variable."""
+    for save in saves:
+        node = save.node.args[0]
+        values = [node, *(a.value for a in function.assignments.get(dotted(node), ()) if dotted(node) and a.value)]
+        if any(part is call.node for value in values for part in ast.walk(value)):
+            return True
+    return False
+
+
+def _takes_up(call: Call) -> bool:
+    """Tell whether a load gives the epoch or the step at which training goes on, and the weights."""
+    names = {name for name, found in call.function.assignments.items() for a in found if a.value is call.node}
+    keys = {
+        str(part.slice.value)
+        for part in ast.walk(call.function.node)
+        if isinstance(part, ast.Subscript) and dotted(part.value) in names and isinstance(part.slice, ast.Constant)
+    }
+    counted = any(re.search(r"epoch|step|iter", key) for key in keys)
+    return counted and any(c.last == "load_state_dict" for c in call.function.calls)
+
+
 RULES = (in_place,)
 OF_RANKS = (
     all_ranks,
@@ -713,4 +846,5 @@ OF_RANKS = (
     guesses,
     not_loadable,
     without_optimizer,
+    not_loaded,
 )  # only where several ranks run the file

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
+from .costs import within
 from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
-from .results import SEEDS
+from .results import SEEDS, without_partial
 from .stops import SPAWN
 
 MANUAL = {"torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed"}
@@ -22,6 +23,7 @@ AUGMENTS = re.compile(
 BACKWARD = re.compile(r"\.backward\(")
 NOISES = re.compile(r"(?:training|p)_losses|q_sample|forward_backward|compute_loss|add_noise")
 NOISE = re.compile(r"torch\.(?:randn|randn_like|randint|rand)|numpy\.random\.(?:choice|randint|randn)")
+TENSORS = re.compile(r"torch\.(?:randn|rand|randint|bernoulli|multinomial|normal|randn_like|rand_like|randint_like)")
 MAX_DEPTH = 4
 
 
@@ -58,6 +60,8 @@ def _seeds_torch(context: Context, call: Call) -> bool:
 def _seeds_within(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether a function, or one that it calls, seeds anything."""
     for call in function.calls:
+        if call.name.startswith("torch.cuda."):
+            continue  # of the GPU alone
         if call.last in SEEDS or re.search(r"seed|determinis", call.last):
             return True
         target = context.program.called(call)
@@ -83,7 +87,10 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    if any(call.name in SPAWN for call in function.calls) or not _augments(context, function):
+    if _is_of_parent(context, function):
+        return
+    drawn = None if _augments(context, function) else _drawn_in_step(context, function)
+    if drawn is None and not _augments(context, function):
         return
     for call in function.calls:
         if not (call.name in MANUAL or _seeds_torch(context, call)) or not call.node.args:
@@ -98,9 +105,48 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
             "all ranks have this seed: worker k of every rank draws the same augmentations, and the model the same"
             " noise and dropout masks, so the samples of a step are treated alike"
         )
+        if drawn is not None:
+            line = f"{drawn.function.module.file.path} line {drawn.function.module.position(drawn.node.lineno)[1]}"
+            message = (
+                f"all ranks have this seed: `{shown(drawn.node.func, 40)}` ({line}) draws the same numbers on every"
+                " rank at each step, and dropout the same masks"
+            )
         fix = f"write `{shown(call.node.func)}({shown(call.node.args[0], 30)} + rank)`: DDP makes the weights equal"
         yield Found("DDP608", function.module, call.node, message, fix)
         return
+
+
+def _is_of_parent(context: Context, function: Function) -> bool:
+    """Tell whether a function runs in the process that starts the ranks, before they are there."""
+    if any(call.name in SPAWN for call in function.calls):
+        return True
+    if context.is_spawned(function):
+        return False
+    sites = context.program.sites.get(id(function), ())
+    return bool(sites) and all(any(c.name in SPAWN for c in site.function.calls) for site in sites)
+
+
+def _drawn_in_step(context: Context, function: Function) -> Call | None:
+    """Return a call by which each step of training draws a tensor, as noise or a mask."""
+    for module in context.in_component(function.module):
+        for other in module.functions if context.plain(module) else ():
+            loops = {c.place.loops[-1] for c in other.calls if c.last == "backward" and c.place.loops}
+            for call in other.calls:
+                if not call.place.loops or call.place.loops[-1] not in loops:
+                    continue
+                if _draws_tensor(call) and not any(isinstance(g.test, ast.Compare) for g in within(call.place)):
+                    return call
+                target = context.program.called(call)
+                if target is not None and (inner := next((c for c in target.calls if _draws_tensor(c)), None)):
+                    return inner
+    return None
+
+
+def _draws_tensor(call: Call) -> bool:
+    """Tell whether a call draws a tensor, and not one number for a decision of all ranks."""
+    if not TENSORS.fullmatch(call.name):
+        return False
+    return not (len(call.node.args) == 1 and is_constant(call.node.args[0], 1))
 
 
 def _is_helper(context: Context, function: Function, call: Call) -> bool:
@@ -140,6 +186,9 @@ def _seeded_apart(context: Context, function: Function) -> bool:
 
 def _may_know(context: Context, call: Call, given: ast.expr) -> bool:
     """Tell whether what seeds the workers may know the rank: it is not here, or the rank stands in it."""
+    given, bound = without_partial(context, call.function, given)
+    if any(re.search(r"rank|gpu", name) for value in bound for name in names_in(value)):
+        return True
     target = context.program.lookup(call.function.module, dotted(given)) if dotted(given) else None
     return not isinstance(target, Function) or re.search(r"rank|gpu", ast.unparse(target.node)) is not None
 
@@ -148,7 +197,9 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
     """Tell whether nothing is seeded unless the user asks for it: the option has no default, or None."""
     if not any("seed" in name for guard in call.place.guards for name in names_in(guard.test)):
         return False
-    for option in context.calls_in_component(function.module, "add_argument"):
+    options = context.calls_in_component(function.module, "add_argument")
+    own = [option for option in options if option.function.module is function.module]
+    for option in own or options:
         named = any(isinstance(a, ast.Constant) and "seed" in str(a.value) for a in option.node.args)
         if named and is_constant(keyword(option.node, "default") or ast.Constant(None), None):
             return True
@@ -165,6 +216,9 @@ def _augments(context: Context, function: Function) -> bool:
             item = other.name == "__getitem__" or "transform" in other.name or other.name == "__call__"
             for call in other.calls:
                 if AUGMENTS.fullmatch(call.last) or (item and DRAWS.fullmatch(call.name)):
+                    return True
+                target = context.program.called(call) if item else None
+                if target is not None and any(DRAWS.fullmatch(inner.name) for inner in target.calls):
                     return True
     return False
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
+from .effects import without_gradients
 from .module import Call, Function, Guard, dotted, shown
 
 MODEL = re.compile(
@@ -26,7 +27,10 @@ PREPARES = re.compile(
     r"(?:data(?:set)?s?|corpus|features?|vocab(?:ulary)?|index(?:es)?|cache|lmdb|memmap|shards|embeddings|clusters)$"
     r"|^convert_\w+_to_features$"
 )
+DATA = re.compile(r"load|data|batch|test|val|reader|split|image|file|clip|video|sample|query|gallery")
+CACHES = re.compile(r"^load_and_cache_\w+")  # as in the examples of transformers
 LONG = {
+    *("test", "val", "valid", "score", "scores", "inception", "testing"),
     "estimate",
     "evaluate",
     "evaluation",
@@ -44,24 +48,84 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
     """Yield evaluation and sampling on rank 0 alone within a loop, while the others go on to the next collective."""
     if not context.plain(function.module):
         return
-    timeouts = context.calls_in_component(function.module, "init_process_group")
-    if any(word.arg == "timeout" for call in timeouts for word in call.node.keywords):
-        return
     seen: set[int] = set()
     yield from _long_loops(context, function, seen)
     for call in function.calls:
-        found = context.ranks.partial(call) if call.place.guards and call.place.loops else None
+        found = context.ranks.partial(call) if call.place.guards or _is_decorated(function) else None
         if found is None or found[1] != "first" or id(found[0].test) in seen or _meets(context, call):
             continue
         target = context.program.called(call)
-        words = set(call.last.split("_"))
-        if target is None:
+        words = set(call.last.lower().split("_"))
+        if target is None or not (words & LONG or _evaluates(context, target, 0)):
             continue
-        long = words & LONG and _loops_on(target) and _runs_model(context, target)
-        if long and context.together(function, call.place.loops[0]):
+        if _loops_on(target) and _runs_model(context, target) and _is_in_training(context, function, found[0]):
             seen.add(id(found[0].test))
-            lengthy = bool(words & LENGTHY) or _lengthy(context, target)
+            direct = bool(call.place.loops) and not found[0].early
+            lengthy = bool(words & LENGTHY) or (direct and _lengthy(context, target))
+            lengthy = lengthy and not _has_timeout(context, function)
             yield _waited_for(function, call.node, f"runs `{call.last}`, which loops over data", call.last, lengthy)
+
+
+def _has_timeout(context: Context, function: Function) -> bool:
+    """Tell whether the group was given a timeout: then somebody has thought of how long others may wait."""
+    inits = context.calls_in_component(function.module, "init_process_group")
+    return any(word.arg == "timeout" for call in inits for word in call.node.keywords)
+
+
+def _is_decorated(function: Function) -> bool:
+    return not isinstance(function.node, ast.Module) and bool(function.node.decorator_list)
+
+
+def _evaluates(context: Context, function: Function, depth: int) -> bool:
+    """Tell whether a function runs a model without gradients in a loop, itself or in what it calls once."""
+    quiet = any(call.last == "eval" for call in function.calls)
+    for call in function.calls:
+        named = any(MODEL.fullmatch(part) for part in dotted(call.node.func).split("."))
+        over = [loop for loop in call.place.loops if not _is_cut(loop) and DATA.search(_head(loop))]
+        if over and (quiet or without_gradients(call)) and (named or call.last in ("generate", "sample", "infer")):
+            return True
+        target = context.program.called(call)
+        if target is not None and depth < 2 and not call.place.loops and _evaluates(context, target, depth + 1):
+            return True
+    return False
+
+
+def _head(loop: ast.stmt) -> str:
+    return ast.unparse(loop.iter).lower() if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+
+
+def _is_in_training(context: Context, function: Function, guard: Guard, depth: int = 0) -> bool:
+    """Tell whether the condition of the rank stands in a loop in which all ranks train, here or where it is called."""
+    place = next((place for test, place, _ in function.tests if test.test is guard.test), None)
+    if place is not None and place.loops:
+        return _trains_in(context, function, place.loops[0])
+    return _is_called_in_training(context, function, 0)
+
+
+def _is_called_in_training(context: Context, function: Function, depth: int) -> bool:
+    for site in context.program.sites.get(id(function), ()):
+        if site.function is function or context.ranks.partial(site) is not None:
+            continue
+        if site.place.loops and _trains_in(context, site.function, site.place.loops[0]):
+            return True
+        if not site.place.loops and depth < 2 and _is_called_in_training(context, site.function, depth + 1):
+            return True
+    return False
+
+
+def _trains_in(context: Context, function: Function, loop: ast.stmt) -> bool:
+    """Tell whether all ranks train in a loop: by a collective or a backward pass in it, or in what it calls."""
+    if context.together(function, loop):
+        return True
+    inner = (c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None)
+    return any(_goes_back(context, call, 0) for call in inner)
+
+
+def _goes_back(context: Context, call: Call, depth: int) -> bool:
+    target = context.program.called(call)
+    if target is None or depth > 3 or target is call.function:
+        return False
+    return any(c.last == "backward" or _goes_back(context, c, depth + 1) for c in target.calls)
 
 
 def _meets(context: Context, call: Call) -> bool:
@@ -97,18 +161,30 @@ def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
 def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterator[Found]:
     """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
     for loop, place in function.loops:
-        if not (isinstance(loop, ast.For) and place.loops and "loader" in ast.unparse(loop.iter).lower()):
-            continue
-        if _is_cut(loop):
+        if not isinstance(loop, ast.For) or _is_cut(loop) or not _over_data(function, loop):
             continue
         guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
         guard = None if context.ranks.alone(function, place.guards) else guard
-        if guard is None or id(guard.test) in seen or not context.together(function, place.loops[0]):
+        if guard is None or id(guard.test) in seen or not _is_in_training(context, function, guard):
             continue
         seen.add(id(guard.test))
         what = shown(loop.iter, 40)
-        lengthy = any(loop in call.place.loops and _is_lengthy(context, call, 0) for call in function.calls)
+        lengthy = bool(place.loops) and any(
+            loop in call.place.loops and _is_lengthy(context, call, 0) for call in function.calls
+        )
+        lengthy = lengthy and not _has_timeout(context, function)
         yield _waited_for(function, loop, f"goes over `{what}` here", what, lengthy)
+
+
+def _over_data(function: Function, loop: ast.For) -> bool:
+    """Tell whether a loop goes over a loader, or runs a model for each item of something else."""
+    if "loader" in ast.unparse(loop.iter).lower():
+        return True
+    return any(
+        loop in call.place.loops and any(MODEL.fullmatch(part) for part in dotted(call.node.func).split("."))
+        for call in function.calls
+        if "." not in dotted(call.node.func) or call.last in ("forward", "generate", "sample")
+    )
 
 
 def _waited_for(function: Function, node: ast.AST, what: str, name: str, lengthy: bool) -> Found:
@@ -125,7 +201,7 @@ def _waited_for(function: Function, node: ast.AST, what: str, name: str, lengthy
         return Found("DDP110", function.module, node, message, fix)
     message = (
         f"only rank 0 {what}; the GPUs of all other ranks do nothing meanwhile, and the job dies if it takes longer"
-        " than the timeout (10 minutes with nccl)"
+        " than the timeout (10 minutes with nccl unless it is given)"
     )
     return Found("DDP408", function.module, node, message, fix)
 
@@ -136,7 +212,8 @@ def _lengthy(context: Context, function: Function, depth: int = 0) -> bool:
 
 
 def _is_lengthy(context: Context, call: Call, depth: int) -> bool:
-    if set(call.last.lower().split("_")) & LENGTHY and "sampler" not in dotted(call.node.func):
+    words = set(call.last.lower().split("_"))
+    if words & LENGTHY and "batch" not in words and "sampler" not in dotted(call.node.func):
         return True
     target = context.program.called(call)
     return target is not None and depth < 3 and _lengthy(context, target, depth + 1)
@@ -167,6 +244,42 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
             " the training group (a store, or a gloo group with a timeout of its own)"
         )
         yield Found("DDP410", function.module, call.node, message, fix)
+
+
+def first_rank_first(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data that rank 0 prepares between the barrier of the others and its own: they wait there meanwhile."""
+    if id(function.module) not in context.distributed:
+        return
+    for call in function.calls:
+        before = barriers_around(context, call)
+        heavy = _heavy(context, call) if before is not None else None
+        if before is None or (heavy is None and not CACHES.search(call.last)):
+            continue
+        line = function.module.position(before.node.lineno)[1]
+        message = (
+            f"rank 0 alone comes to `{shown(call.node.func, 40)}` first, minutes for much data; the others wait for it"
+            f" in the barrier of line {line}, GPUs idle, and the job dies if it takes longer than the timeout (10"
+            " minutes with nccl)"
+        )
+        fix = "prepare the data before the job, or wait for it outside of the training group with a deadline of its own"
+        yield Found("DDP410", function.module, call.node, message, fix)
+        return
+
+
+def barriers_around(context: Context, call: Call) -> Call | None:
+    """Return the barrier in which the other ranks wait until rank 0 has done a call and comes to its own."""
+    before = after = None
+    if call.last == "barrier" or not any(c.last == "barrier" for c in call.function.calls):
+        return None
+    for other in call.function.calls:
+        found = context.ranks.partial(other) if other.last == "barrier" else None
+        if found is None or found[0].early:
+            continue
+        if other.order < call.order:
+            before = other if found[1] == "others" else None
+        elif after is None:
+            after = found[1]
+    return before if after == "first" else None
 
 
 def _heavy(context: Context, call: Call, depth: int = 0) -> str | None:
@@ -207,4 +320,4 @@ def _waits_next(context: Context, call: Call, guard: Guard) -> Call | None:
 
 
 RULES = ()
-OF_RANKS = (long_work, heavy_work)  # only where several ranks run the file
+OF_RANKS = (long_work, heavy_work, first_rank_first)  # only where several ranks run the file

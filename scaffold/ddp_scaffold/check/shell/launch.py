@@ -221,6 +221,9 @@ def _launch(script: Script, command: Command) -> Launch | None:
     return None
 
 
+WHICH_TORCHRUN = re.compile(r"(?:`|\$\()\s*which torchrun\s*[`)]")
+
+
 def _name(word: Word) -> str:
     return (word.literal or word.raw.rsplit("/", 1)[-1].strip('"')).rsplit("/", 1)[-1]
 
@@ -277,6 +280,8 @@ def _program(words: Sequence[Word]) -> tuple[str, list[Word]]:
     raw = [word.raw for word in words]
     if name == "torchrun":
         return "torchrun", list(words[1:])
+    if re.fullmatch(r"python[\d.]*", name) and len(raw) > 1 and WHICH_TORCHRUN.fullmatch(raw[1]):
+        return "torchrun", list(words[2:])
     if re.fullmatch(r"python[\d.]*", name):
         for number, word in enumerate(raw[1:4], 1):
             if word == "-m" and number + 1 < len(raw):

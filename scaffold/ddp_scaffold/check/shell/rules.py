@@ -70,6 +70,12 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
         ("they are a part of the value, which nothing knows"),
     ),
     (
+        166,
+        "standalone-on-several-nodes",
+        "torchrun --standalone with --nnodes above 1",
+        "the rendezvous is on localhost, where no other node can join",
+    ),
+    (
         250,
         "forced-protocol",
         "NCCL_PROTO with LL128",

@@ -41,6 +41,7 @@ def starting_rules(job: Job) -> list[Finding]:
             _tasks,
             _gpus,
             _alone,
+            _standalone,
             _node_rank,
             _cpus,
             _workers,
@@ -200,6 +201,8 @@ def _alone(job: Job, launch: Launch) -> Iterator[Finding]:
     if not nodes or nodes < 2 or _environment_has(job, "PET_NNODES"):
         return
     count = launch.options.get("--nnodes")
+    if "--standalone" in launch.options and (job.number(count or "1") or 1) > 1:
+        return  # DDP166 says more
     if "--standalone" in launch.options or count is None or count == "1":
         how = (
             "--standalone"
@@ -219,6 +222,21 @@ def _alone(job: Job, launch: Launch) -> Iterator[Finding]:
             )
         fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
         yield finding("DDP251", _where(job, launch), message, fix)
+
+
+def _standalone(job: Job, launch: Launch) -> Iterator[Finding]:
+    """--standalone makes the rendezvous of a node's own, at a free port of localhost; --nnodes stays as it is.
+
+    Source: `run` in torch/distributed/run.py.
+    """
+    nodes = job.number(launch.options.get("--nnodes", ""))
+    if launch.by_torchrun and not launch.unsure and "--standalone" in launch.options and nodes and nodes > 1:
+        message = (
+            f"--standalone makes a rendezvous at a free port of localhost, and --nnodes={nodes} waits there for"
+            f" {nodes - 1} other nodes, which cannot find it: torchrun ends when the time for joining is over."
+        )
+        fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
+        yield finding("DDP166", _where(job, launch), message, fix)
 
 
 def _node_rank(job: Job, launch: Launch) -> Iterator[Finding]:

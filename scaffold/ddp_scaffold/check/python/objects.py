@@ -1,0 +1,152 @@
+"""Of which class an object is: by what makes it, a function that returns it, a table of classes, or the callers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .module import Class, Function, dotted, is_constant
+
+if TYPE_CHECKING:
+    from .program import Program
+
+SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
+OF_GROUP = {"init_process_group", "DistributedDataParallel", "DDP"}
+MAX_DEPTH = 5
+Classes = frozenset[int]
+
+
+class Objects:
+    """Answers of which classes of these files a value may be; None is: nobody knows."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._of_name: dict[tuple[int, str], list[Class] | None] = {}
+
+    def of_name(self, function: Function, name: str, depth: int = 0) -> list[Class] | None:
+        """Return the classes that the object in a variable, a parameter or `self.x` may have."""
+        key = (id(function), name)
+        if key not in self._of_name:
+            self._of_name[key] = None  # for what is made from itself
+            self._of_name[key] = self._of_name_now(function, name, depth)
+        return self._of_name[key]
+
+    def forget(self) -> None:
+        """Forget what was not known: the callers of all functions have been found since."""
+        self._of_name = {key: value for key, value in self._of_name.items() if value is not None}
+
+    def _of_name_now(self, function: Function, name: str, depth: int) -> list[Class] | None:
+        if depth > MAX_DEPTH:
+            return None
+        assigned = self.program.assigned(function, name)
+        if assigned:
+            return self._union([self.of_value(a_function, v, depth) for a_function, v in self._values(function, name)])
+        scope: Function | None = function
+        while scope is not None and name not in scope.parameters:
+            scope = scope.owner
+        if scope is None or name in ("self", "cls"):
+            return None
+        sites = self.program.sites.get(id(scope), ())
+        given = [(site.function, self.program.argument(site, scope, name)) for site in sites]
+        return self._union([self.of_value(where, value, depth) for where, value in given if value is not None])
+
+    def _values(self, function: Function, name: str) -> list[tuple[Function, ast.expr | None]]:
+        """Return what is assigned to a variable, each with the function in which that stands."""
+        if not name.startswith("self."):
+            return [(function, a.value) for a in self.program.assigned(function, name)]
+        owners = self.program.with_bases(function)
+        found = [(m, a.value) for owner in owners for m in owner.methods.values() for a in m.assignments.get(name, ())]
+        return [(where, value) for where, value in found] or [
+            (function, a.value) for a in self.program.assigned(function, name)
+        ]
+
+    def of_value(self, function: Function, value: ast.expr | None, depth: int = 0) -> list[Class] | None:
+        """Return the classes that a value may have; none at all for None itself."""
+        if value is None or depth > MAX_DEPTH:
+            return None
+        if is_constant(value, None):
+            return []
+        if isinstance(value, ast.IfExp):
+            return self._union([self.of_value(function, one, depth + 1) for one in (value.body, value.orelse)])
+        if isinstance(value, ast.Call):
+            if isinstance(value.func, ast.Attribute) and value.func.attr in SAME:
+                return self.of_value(function, value.func.value, depth + 1)
+            return self._of_call(function, value, depth)
+        return self.of_name(function, dotted(value), depth + 1) if dotted(value) else None
+
+    def _of_call(self, function: Function, value: ast.Call, depth: int) -> list[Class] | None:
+        called = self.callables(function, value.func, depth)
+        if called is None:
+            return None
+        found: list[list[Class] | None] = []
+        for one in called:
+            if isinstance(one, Class):
+                found.append([one])
+                continue
+            returned = [e.node.value for e in one.exits if isinstance(e.node, ast.Return)]
+            found.append(self._union([self.of_value(one, made, depth + 1) for made in returned]) if returned else None)
+        return self._union(found)
+
+    def callables(self, function: Function, node: ast.expr, depth: int = 0) -> list[Class | Function] | None:
+        """Return the classes and functions that an expression may name: `A`, `TABLE[key]`, `TABLE.get(key)`."""
+        if depth > MAX_DEPTH:
+            return None
+        if isinstance(node, ast.Subscript):
+            return self._in_table(function, node.value, depth)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and node.args
+        ):
+            return self._in_table(function, node.func.value, depth)
+        if isinstance(node, ast.Call) and self.program.is_partial(function, node) and node.args:
+            return self.callables(function, node.args[0], depth + 1)
+        name = dotted(node)
+        if not name:
+            return None
+        found = self.program.lookup(function.module, name)
+        if isinstance(found, (Class, Function)):
+            return [found]
+        values = [a.value for a in self.program.assigned(function, name)]
+        if not values or any(value is None or dotted(value) == name for value in values):
+            return None
+        parts = [self.callables(function, value, depth + 1) for value in values if value is not None]
+        return [one for part in parts for one in part or ()] if all(part is not None for part in parts) else None
+
+    def _in_table(self, function: Function, node: ast.expr, depth: int) -> list[Class | Function] | None:
+        """Return what a dict has for values, if all of them are classes or functions of these files."""
+        where, table = self._table(function, node)
+        if table is None:
+            return None
+        found: list[Class | Function] = []
+        for value in table.values:
+            one = self.callables(where, value, depth + 1)
+            if not one:
+                return None
+            found += one
+        return found
+
+    def _table(self, function: Function, node: ast.expr) -> tuple[Function, ast.Dict | None]:
+        if isinstance(node, ast.Dict):
+            return function, node
+        name = dotted(node)
+        values = [a.value for a in self.program.assigned(function, name)] if name else []
+        where = function
+        if name and not values:
+            found = self.program.constant(function.module, name)
+            values, where = ([found[1]], found[0].body) if found is not None else ([], function)
+        return (where, values[0]) if len(values) == 1 and isinstance(values[0], ast.Dict) else (where, None)
+
+    def _union(self, parts: Sequence[list[Class] | None]) -> list[Class] | None:
+        known = [part for part in parts if part is not None]
+        if len(known) != len(parts) or not parts:
+            return None
+        found: dict[int, Class] = {id(one): one for part in known for one in part}
+        return list(found.values())
+
+
+def joins_group(made: Class) -> bool:
+    """Tell whether a class makes the process group, or wraps a model in DDP: the one of its kind for several ranks."""
+    return any(call.last in OF_GROUP for method in made.methods.values() for call in method.calls)

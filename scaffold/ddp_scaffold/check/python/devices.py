@@ -163,7 +163,9 @@ def _late_in_helper(context: Context, function: Function, init: Call) -> Iterato
 
 def gloo_for_gpus(context: Context, function: Function) -> Iterator[Found]:
     """Yield a default group of gloo where DDP is given the GPU of the rank."""
-    if not context.plain(function.module) or context.says(function.module, MAC_OR_WINDOWS):
+    if not any(call.name == INIT for call in function.calls) or not context.plain(function.module):
+        return
+    if context.says(function.module, MAC_OR_WINDOWS):
         return
     inits = context.calls_in_component(function.module, "init_process_group")
     backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in inits]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
 from .module import Assignment, Call, Class, Function, Module, argument, dotted
@@ -23,6 +24,7 @@ FOREIGN = {
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
 SOURCES = (("src",), ("lib",))
 ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
+BUILT_IN = set(dir(builtins))
 NAMED = re.compile(r"[\"']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)[\"']")  # a file by its name: import_module("models.unet")
 BY_NAME = re.compile(r"import_module|__import__")
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
@@ -155,8 +157,7 @@ class Program:
         """Return the files that a file names in a text, where these files import some by name."""
         if not self.by_name:
             return []
-        written = {match[1] for match in NAMED.finditer(module.file.text)}
-        found = (self.imported(module, name) for name in sorted(written))
+        found = (self.imported(module, name) for name in _names_of_files(module.file.text))
         return [one for one in found if one is not None and one is not module]
 
     def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
@@ -262,7 +263,10 @@ class Program:
         found = self.lookup(function.module, name)
         if isinstance(found, Class):
             return self.method(found, "__init__")
-        return found if isinstance(found, Function) else self._by_value(call)
+        if isinstance(found, Function):
+            return found
+        written = function.module.relative.get(first, ("", ""))[0].partition(".")[0]
+        return None if first in BUILT_IN or written in FOREIGN else self._by_value(call)
 
     def _concrete(self, method: Function) -> Function:
         """Return what a subclass does where a method only says that it should: `pass`, `raise NotImplementedError`."""
@@ -427,6 +431,12 @@ class Program:
             if name in scope.parameters:
                 return []
         return []
+
+
+@lru_cache(maxsize=8192)
+def _names_of_files(text: str) -> tuple[str, ...]:
+    """Return what looks like the name of a module in the texts of a file."""
+    return tuple(sorted({match[1] for match in NAMED.finditer(text)}))
 
 
 def _added_to_path(module: Module) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
 OPTIMIZER_LOADED = re.compile(
-    r"\w*opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
+    r"opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
 )
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
@@ -604,9 +604,9 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
 
 def not_loaded(context: Context, function: Function) -> Iterator[Found]:
     """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
-    if not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
-        return
     saves = [c for c in function.calls if c.name == "torch.save" and c.node.args]
+    if not saves or not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
+        return
     states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
     saved = next((c for c in states if _saved_with(function, c, saves)), None)
     if saved is None:

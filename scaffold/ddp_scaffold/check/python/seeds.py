@@ -83,14 +83,13 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    if _is_of_parent(context, function):
+    seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
+    if not seeds or _is_of_parent(context, function):
         return
     drawn = None if _augments(context, function) else _drawn_in_step(context, function)
     if drawn is None and not _augments(context, function):
         return
-    for call in function.calls:
-        if not (call.name in MANUAL or _seeds_torch(context, call)) or not call.node.args:
-            continue
+    for call in seeds:
         if context.ranks.partial(call) is not None or context.ranks.alone(function, call.place.guards):
             continue
         if not isinstance(function.node, ast.Module) and _is_helper(context, function, call):

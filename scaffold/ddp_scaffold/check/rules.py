@@ -224,12 +224,6 @@ PYTHON: tuple[Described, ...] = (
         "the other batches, and the other ranks' parts, do not count",
     ),
     described(
-        221,
-        "rank-only-step",
-        "a step of the optimizer or of the schedule that only some ranks make",
-        "the ranks have the same gradients, and apply them with other rates or not at all: their weights drift apart",
-    ),
-    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -346,12 +340,6 @@ PYTHON: tuple[Described, ...] = (
         "validation-on-every-rank",
         "a validation set that every rank goes over from beginning to end",
         "n ranks take as long for it as one",
-    ),
-    described(
-        421,
-        "gloo-for-gpus",
-        "a group of gloo that reduces the gradients of models on GPUs",
-        "each gradient goes over the CPU and TCP, also between GPUs of one node",
     ),
     described(
         422,

@@ -198,30 +198,6 @@ def _late_in_helper(context: Context, function: Function, init: Call) -> Iterato
         yield Found("DDP602", function.module, init.node, message, fix)
 
 
-def gloo_for_gpus(context: Context, function: Function) -> Iterator[Found]:
-    """Yield a default group of gloo where DDP is given the GPU of the rank."""
-    if not context.plain(function.module) or context.says(function.module, MAC_OR_WINDOWS):
-        return
-    inits = context.calls_in_component(function.module, "init_process_group")
-    backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in inits]
-    if not backends or not all(is_constant(backend, "gloo") for backend in backends):
-        return
-    wraps = [
-        c for name in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, name)
-    ]
-    on_gpu = [c for c in wraps if _takes_gpu(keyword(c.node, "device_ids"))]
-    for call in function.calls:
-        if call.name == INIT and on_gpu and not call.place.guards:
-            wrap = on_gpu[0]
-            where = f"{wrap.function.module.file.path} line {wrap.function.module.position(wrap.node.lineno)[1]}"
-            message = (
-                f"the group is one of gloo, and DDP has a model on a GPU ({where}): each step copies all gradients to"
-                " the CPU and reduces them over TCP, also between GPUs of one node"
-            )
-            fix = 'write "nccl"; a group of gloo for tensors of the CPU can be made beside it with new_group'
-            yield Found("DDP421", function.module, call.node, message, fix)
-
-
 def _takes_gpu(given: ast.expr | None) -> bool:
     """Tell whether `device_ids=` names a GPU."""
     return isinstance(given, ast.List) and len(given.elts) == 1 and not is_constant(given.elts[0], None)

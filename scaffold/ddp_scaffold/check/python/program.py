@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
 from .module import Assignment, Call, Class, Function, Module, argument, dotted
@@ -23,6 +24,7 @@ FOREIGN = {
 COMMON = {"add_scalar", "load_state_dict", "state_dict", "zero_grad", "from_pretrained", "save_pretrained", "set_epoch"}
 SOURCES = (("src",), ("lib",))
 ADDED = re.compile(r"sys\.path\.(?:append|insert)\([^()\n]*[\"'](\w[\w/-]*)[\"'][^()\n]*\)")
+BUILT_IN = set(dir(builtins))
 NAMED = re.compile(r"[\"']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)[\"']")  # a file by its name: import_module("models.unet")
 BY_NAME = re.compile(r"import_module|__import__")
 # `import_module("data." + name)`: any file of the package may be meant.
@@ -180,8 +182,7 @@ class Program:
         """Return the files that a file names in a text, where these files import some by name."""
         if not self.by_name:
             return []
-        written = {match[1] for match in NAMED.finditer(module.file.text)}
-        found = (self.imported(module, name) for name in sorted(written))
+        found = (self.imported(module, name) for name in _names_of_files(module.file.text))
         return [one for one in found if one is not None and one is not module]
 
     def lookup(self, module: Module, name: str, depth: int = 0, stars: bool = True) -> Function | Class | Module | None:
@@ -472,6 +473,12 @@ class Program:
             if name in scope.parameters:
                 return []
         return []
+
+
+@lru_cache(maxsize=8192)
+def _names_of_files(text: str) -> tuple[str, ...]:
+    """Return what looks like the name of a module in the texts of a file."""
+    return tuple(sorted({match[1] for match in NAMED.finditer(text)}))
 
 
 def _added_to_path(module: Module) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from .context import Context, Found
 from .module import (
@@ -276,7 +276,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
         told = context.calls_in_component(function.module, "set_epoch")
-        inline = not name and (_inline(context, function, call) or _made_by_helper(context, function, call))
+        inline = not name and _inline(context, function, call)
         if (
             not in_order
             and (name or inline)
@@ -385,14 +385,11 @@ def _names_samples(context: Context, function: Function) -> bool:
     return context.says(function.module, COCO)
 
 
-def _made_by_helper(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether a function returns a sampler that shuffles, as far as its callers tell, for the training."""
-    if not any(isinstance(e.node, ast.Return) and e.node.value is call.node for e in function.exits):
-        return False
+def _may_shuffle(function: Function, call: Call, sites: Sequence[Call]) -> bool:
+    """Tell whether a sampler that a helper makes shuffles, as far as its callers tell."""
     shuffle = keyword(call.node, "shuffle")
     if shuffle is None or is_constant(shuffle, True):
         return True
-    sites = context.program.sites.get(id(function), ())
     given = (
         [argument(site, function, dotted(shuffle)) for site in sites] if dotted(shuffle) in function.parameters else []
     )
@@ -404,7 +401,7 @@ def _inline(context: Context, function: Function, call: Call) -> bool:
     returned = any(e.node.value is call.node for e in function.exits if isinstance(e.node, ast.Return))
     if returned:
         sites = context.program.sites.get(id(function), ())
-        return any(_inline(context, site.function, site) for site in sites)
+        return _may_shuffle(function, call, sites) and any(_inline(context, site.function, site) for site in sites)
     for other in function.calls:
         given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
         if given is not None and any(part is call.node for part in ast.walk(given)):
@@ -549,29 +546,6 @@ def reduced_losses(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"reduce a copy for the log, `{reduced}.detach().clone()`, and leave `{reduced}` to backward as it is"
             yield Found("DDP214", function.module, call.node, message, fix)
-
-
-def lonely_steps(context: Context, function: Function) -> Iterator[Found]:
-    """Yield a step of the optimizer or of the schedule under a condition of the rank, in a loop in which all train."""
-    if not context.plain(function.module):
-        return
-    for call in function.calls:
-        owner = dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
-        if call.last != "step" or not STEPPED.fullmatch(owner) or not call.place.loops:
-            continue
-        found = context.ranks.partial(call)
-        if found is None or found[0].early or _has_twin(context, call):
-            continue
-        if not any(b.last == "backward" or _trains(context, b) for b in _around(context, call)):
-            continue
-        ranks, of_rate = context.ranks.words(*found), "sched" in owner.lower()
-        what = "train with another learning rate" if of_rate else "keep their weights"
-        message = (
-            f"{ranks} comes to `{shown(call.node, 40)}`: the others {what}, so the weights of the ranks drift apart,"
-            " and what rank 0 saves or measures is one of several models"
-        )
-        fix = f"take `{shown(call.node, 40)}` out of `{shown(found[0].test, 40)}`: every rank has to make it"
-        yield Found("DDP221", function.module, call.node, message, fix)
 
 
 def _has_twin(context: Context, call: Call) -> bool:

@@ -33,7 +33,7 @@ STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
 OPTIMIZER_LOADED = re.compile(
-    r"\w*opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
+    r"opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
 )
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
@@ -381,20 +381,25 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
         return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format" and node.args:
-        end = _constant_path(context, function, node.args[-1], depth)  # "{}/{}.pth".format(folder, "latest")
-        return None if any(_varies(context, function, arg, 0) for arg in node.args) else end
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return _formatted_path(context, function, node, node.func.value, depth)
     if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
         return None if _changes(node) or _varies(context, function, node, 0) else node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
         return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        of_ranks = all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node))
-        return _constant_path(context, function, node.func.value, depth + 1) if of_ranks else None
     if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
         end = _constant_path(context, function, node.args[-1], depth)
         return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
     return None
+
+
+def _formatted_path(context: Context, function: Function, node: ast.Call, pattern: ast.expr, depth: int) -> str | None:
+    """Return the end of `"{}/{}.pth".format(folder, "latest")`, or the pattern where only ranks are put into it."""
+    if all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node)):
+        return _constant_path(context, function, pattern, depth + 1)
+    if not node.args or any(_varies(context, function, arg, 0) for arg in node.args):
+        return None
+    return _constant_path(context, function, node.args[-1], depth)
 
 
 def _changes(node: ast.AST) -> bool:
@@ -791,9 +796,9 @@ def _goes_on_from(context: Context, function: Function) -> _Start | None:
 
 def not_loaded(context: Context, function: Function) -> Iterator[Found]:
     """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
-    if not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
-        return
     saves = [c for c in function.calls if c.name == "torch.save" and c.node.args]
+    if not saves or not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
+        return
     states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
     saved = next((c for c in states if _saved_with(function, c, saves)), None)
     if saved is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .costs import within
-from .module import Call, Function, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .module import Call, Function, Module, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .results import SEEDS, without_partial
 from .stops import SPAWN
 
@@ -87,14 +87,13 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    if _is_of_parent(context, function):
+    seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
+    if not seeds or _is_of_parent(context, function):
         return
     drawn = None if _augments(context, function) else _drawn_in_step(context, function)
     if drawn is None and not _augments(context, function):
         return
-    for call in function.calls:
-        if not (call.name in MANUAL or _seeds_torch(context, call)) or not call.node.args:
-            continue
+    for call in seeds:
         if context.ranks.partial(call) is not None or context.ranks.alone(function, call.place.guards):
             continue
         if not isinstance(function.node, ast.Module) and _is_helper(context, function, call):
@@ -126,8 +125,15 @@ def _is_of_parent(context: Context, function: Function) -> bool:
     return bool(sites) and all(any(c.name in SPAWN for c in site.function.calls) for site in sites)
 
 
+def _trains(context: Context, module: Module) -> bool:
+    """Tell whether a file, or one that it imports itself, has a backward pass."""
+    return any(BACKWARD.search(other.file.text) for other in (module, *context.program.imports_of(module)))
+
+
 def _drawn_in_step(context: Context, function: Function) -> Call | None:
     """Return a call by which each step of training draws a tensor, as noise or a mask."""
+    if not _trains(context, function.module):
+        return None  # a program that draws samples, with a file of the training among its own
     for module in context.in_component(function.module):
         for other in module.functions if context.plain(module) else ():
             loops = {c.place.loops[-1] for c in other.calls if c.last == "backward" and c.place.loops}
@@ -208,7 +214,7 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
 
 def _augments(context: Context, function: Function) -> bool:
     """Tell whether a data set of the program draws, by itself or with transforms that do."""
-    trains = context.says_near(function.module, BACKWARD)
+    trains = _trains(context, function.module)
     for module in context.in_component(function.module):
         for other in module.functions:
             if trains and NOISES.search(other.name) and any(NOISE.fullmatch(call.name) for call in other.calls):

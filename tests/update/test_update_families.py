@@ -167,6 +167,7 @@ def test_the_tests_of_the_example_are_the_users(now, history_of_now, tmp_path, w
 
 
 @pytest.mark.slow  # `make test-update` runs it
+@pytest.mark.timeout(600)  # two updates, and tests of the project
 def test_the_oldest_release(now, history_of_now, tmp_path):
     """The same for one, and its quick tests run; plain copier gives the same project."""
     project = tmp_path / "demo"

@@ -591,14 +591,21 @@ def _broadcasts(context: Context, function: Function) -> Iterator[Found]:
     for loop, _ in function.loops:
         if not (isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and wraps):
             continue
-        over = dotted(loop.iter.func)
+        model = _whole(loop.iter)
         inner = [c for c in function.calls if loop in c.place.loops and c.name == "torch.distributed.broadcast"]
-        model = over.rpartition(".")[0]
-        wrapped = [c for c in wraps if c.node.args and dotted(c.node.args[0]) == model and c.node.lineno > loop.lineno]
-        if over.endswith("parameters") and inner and wrapped:
+        wrapped = [c for c in wraps if c.node.args and dotted(c.node.args[0]) == model]
+        if model and inner and any(c.node.lineno > loop.lineno for c in wrapped):
             message = f"DDP broadcasts the parameters of `{model}` from rank 0 itself, so this sends them all twice"
             yield Found("DDP407", function.module, loop, message, "delete this loop")
     yield from _broadcasts_in_helper(context, function)
+
+
+def _whole(node: ast.Call) -> str:
+    """Return the model over all of which a loop goes: `m.parameters()`, `m.state_dict().values()`; or nothing."""
+    while isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+        node = node.func.value
+    owner, _, last = dotted(node.func).rpartition(".")
+    return owner if last in ("parameters", "named_parameters", "state_dict") else ""
 
 
 def _broadcasts_in_helper(context: Context, function: Function) -> Iterator[Found]:

@@ -13,6 +13,7 @@ from .module import Call, Function, dotted, is_constant, keyword, names_in, show
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
+SEVERAL = re.compile(r"dist|ddp|world_size|local_rank|multi", re.IGNORECASE)  # there are several ranks
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
 MASKS = re.compile(r"^[^#\n]*CUDA_VISIBLE_DEVICES", re.MULTILINE)
 LOCAL_RANK, ON_GPU = re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
@@ -149,7 +150,8 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         return
     around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
     inits = [c for c in function.calls if c.name == INIT and c.order < late.order]
-    if len(inits) == 1 and any((ast.unparse(g.test), g.holds) not in around for g in init.place.guards):
+    others = [guard for guard in init.place.guards if (ast.unparse(guard.test), guard.holds) not in around]
+    if len(inits) == 1 and not all(guard.holds and SEVERAL.search(ast.unparse(guard.test)) for guard in others):
         return
     between = [
         c

@@ -44,7 +44,11 @@ ADDRESS_OF_SETTINGS = re.compile(
 GROUPS = re.compile(
     r"init_process_group|mp\.spawn|torch\.multiprocessing|multiprocessing\.spawn|tcp://|torch\.distributed"
 )
-PORT_OPTION = re.compile(r"add_argument\([^()\n]*[\"']--(?:\w+[-_])?port[\"'][^()\n]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
+PORT_OPTION = re.compile(r"add_argument\([^()]*[\"']--(?:\w+[-_])?port[\"'][^()]*\bdefault\s*=\s*[\"']?(\d{4,5})\b")
+PORT_CONSTANT = re.compile(  # a constant that is given to MASTER_PORT further down
+    r"^(?P<name>\w*PORT)\s*=\s*[\"']?(?P<port>\d{4,5})\b(?=[\s\S]*?MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?(?P=name)\b)",
+    re.MULTILINE,
+)
 PORT_VARIABLE = re.compile(
     r"environ(?:\.setdefault\(\s*|\s*\[\s*)[\"']MASTER_PORT[\"']\s*(?:\]\s*=|,)\s*(?:str\()?[\"']?(\d{2,5})\b"
 )
@@ -211,9 +215,9 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
                 yield finding(
                     "DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job."
                 )
-    for pattern in (PORT_OPTION, PORT_VARIABLE) if GROUPS.search(file.text) else ():
+    for pattern in (PORT_OPTION, PORT_VARIABLE, PORT_CONSTANT) if GROUPS.search(file.text) else ():
         for match in pattern.finditer(file.text):
-            port, where = match.group(1), _place_of(file, match.start())
+            port, where = match.groups()[-1], _place_of(file, match.start())
             if int(port) in EPHEMERAL:
                 message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
                 yield finding("DDP652", where, message, "Make it from the job, below 32768.")

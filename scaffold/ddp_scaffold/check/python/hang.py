@@ -308,7 +308,10 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
                 for statement in handler.body
                 for n in walk_body(statement)
             )
-            if ends or not types & CATCHES:
+            tries_it_again = step.last == "backward" and any(
+                c.last == "backward" and (node, "except") in c.place.tries for c in function.calls
+            )
+            if ends or not types & CATCHES or tries_it_again:
                 continue
             caught = shown(handler.type) if handler.type is not None else "every exception"
             message = (

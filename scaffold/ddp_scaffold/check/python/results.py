@@ -24,6 +24,9 @@ from .module import (
 from .ranks import COUNT
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
+HANDED_ON = re.compile(
+    r"\.set_epoch\b(?!\s*\()|getattr\([^()]*[\"']set_epoch"
+)  # as a value: `begin = sampler.set_epoch`
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
 )
@@ -275,7 +278,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             continue
         if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
             yield _padded(function, call, f"the sampler `{name}`")
-        told = context.calls_in_component(function.module, "set_epoch")
+        told = context.calls_in_component(function.module, "set_epoch") or context.says(function.module, HANDED_ON)
         inline = not name and _inline(context, function, call)
         if (
             not in_order

@@ -98,12 +98,27 @@ def _first_read(context: Context, function: Function, loop: ast.stmt) -> Read | 
     """Return the first call by which each step of a loop reads from the GPU: on every rank, else on rank 0."""
     found: list[Read] = []
     for call in function.calls:
+        if _reads_one_of_losses(call, loop):
+            found.append(Read(call, False))
         if call.place.loops[-1:] != (loop,) or not _each_step(context, call):
             continue
         if (read := _read_of_loss(context, call, frozenset(), 0)) is not None:
             of_rank = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place))
             found.append(Read(read.call, read.first or of_rank))
     return next((read for read in found if not read.first), found[0] if found else None)
+
+
+def _reads_one_of_losses(call: Call, loop: ast.stmt) -> bool:
+    """Tell whether a call is `value.item()` in `for name, value in losses.items()`, at each turn of a loop."""
+    inner = call.place.loops[-1] if call.place.loops[-2:-1] == (loop,) else None
+    if not isinstance(inner, ast.For) or any(guard.line >= loop.lineno for guard in call.place.guards):
+        return False
+    over = inner.iter.func if isinstance(inner.iter, ast.Call) else None
+    if not isinstance(over, ast.Attribute) or over.attr not in ("items", "values"):
+        return False
+    owner = call.node.func.value if isinstance(call.node.func, ast.Attribute) and call.last == "item" else None
+    of_loop = isinstance(owner, ast.Name) and owner.id in names_in(inner.target)
+    return of_loop and re.search(r"loss", dotted(over.value), re.IGNORECASE) is not None
 
 
 def _each_step(context: Context, call: Call) -> bool:

@@ -376,7 +376,9 @@ def _constant_path(context: Context, function: Function, node: ast.expr, depth: 
         return None if _varies(context, function, node.left, 0) else end
     if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
         last = node.values[-1] if node.values else None
-        fixed = len(node.values) == 1 or re.search(r"/|\w+\.(?:pt|pth|ckpt|tar|bin)$", str(getattr(last, "value", "")))
+        fixed = len(node.values) == 1 or re.search(
+            r"/|\w+\.(?:pt|pth|th|pkl|ckpt|tar|bin)$", str(getattr(last, "value", ""))
+        )
         named = isinstance(last, ast.Constant) and bool(fixed)
         held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)

@@ -136,6 +136,14 @@ ABORTED = "[rank0]: RuntimeError: NCCL communicator was aborted on rank 0."
 UNIQUE = "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout"
 WARN = "n1:4321:4400 [0] misc/socket.cc:484 NCCL WARN "
 CLOSING = "W1127 21:59:32.389000 4326 torch/distributed/elastic/multiprocessing/api.py:900] Sending process {} closing signal {}\n"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+AGENT = "INFO:torch.distributed.elastic.agent.server.api:[default] "
+RESTART = f"{AGENT}Worker group FAILED. 1/3 attempts left; will restart worker group\n"
+GROUP_DONE = f"{AGENT}worker group successfully finished. Waiting 300 seconds for other agents to finish.\n"
+FLAT = (
+    "2026-08-23T22:22:58.879Z [{}]: time : 2026-08-23_22:22:58 host : algo-2 rank : {} (local_rank: {}) exitcode : {} (pid: 189)"
+    " error_file: <N/A> traceback : <N/A>\n"
+)
 SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 42260 got signal: {}\n"
 BARRIER = "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)\n"
 READY = "n1:71:72 [0] NCCL INFO comm 0x55fb6f3ce680 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 41000 commId 0x7955 - Init COMPLETE\n"
@@ -1710,4 +1718,90 @@ CASES: tuple[Case, ...] = (
     Case("parameter-of-a-program", "rank_exception", None, raised(None, "ValueError: rank parameter missing")),
     Case("row-of-a-table-alone", "rank_killed", None, "> traceback : Signal 9 (SIGKILL) received by PID 492347\n"),
     Case("row-without-pid", "rank_exception", (1,), table((1, 1, T)).replace(" (pid: 1001)", "")),
+    Case(
+        "quoted-in-the-data",
+        "rank_exception",
+        (1,),
+        f'INFO sample[3]: {{"question": "[rank7]: {OOM}"}}\n' + raised(1, "ValueError: bad label 7") + ABORTED + "\n",
+    ),
+    Case(
+        "quoted-in-settings",
+        "unknown",
+        None,
+        "settings:\n  on_error: 'CUDA out of memory'\n  retry: \"Address already in use\"\n" + steps(0, 10),
+    ),
+    Case("quoted-by-a-collector", "cuda_oom", (5,), f'{{"log":"[rank5]: {OOM}\\n","stream":"stderr"}}\n'),
+    Case("quoted-by-a-message", "hardware_fault", None, f'level=error msg="{ECC}" attempt=1\n'),
+    Case(
+        "quoted-as-a-value",
+        "cuda_oom",
+        None,
+        'failed: OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")\n',
+    ),
+    Case(
+        "quoted-by-an-assertion",
+        "rank_exception",
+        (1,),
+        raised(1, "AssertionError: expected no 'Address already in use' in the log"),
+    ),
+    Case(
+        "supposed",
+        "unknown",
+        None,
+        "UserWarning: raise the limit if you see Too many open files.\nTip: exit code 137 means that a process was killed\n",
+    ),
+    Case(
+        "counters-at-zero",
+        "unknown",
+        None,
+        "memory.events: max 0 oom 0 oom_kill 0\noom_kill_disable 0\nVolatile uncorrectable ECC error count: 0\n",
+    ),
+    Case(
+        "survived",
+        "benign",
+        None,
+        f"WARNING batch 64 failed\n{raised(None, OOM)}WARNING Address already in use, trying 29501\n"
+        + "".join(f"step {step}/9 loss 2.1\n" for step in range(1, 10))
+        + "Training finished\n",
+    ),
+    Case(  # rank 0 says that it is done, rank 3 never does
+        "survived-by-another",
+        "cuda_oom",
+        (3,),
+        raised(3, OOM) + steps(0, 100) + "[rank0]: Training finished\n",
+    ),
+    Case(
+        "survived-by-none",
+        "cuda_oom",
+        (3,),
+        raised(None, OOM) + "step 10 loss 2.1\nTraining finished\n" + table((0, -15, L), (3, 1, T)),
+    ),
+    Case(
+        "ignored-at-exit",
+        "benign",
+        None,
+        "Training finished\nException ignored in: <stdout>\nBrokenPipeError: [Errno 32] Broken pipe\n",
+    ),
+    Case(
+        "restarted-and-done",
+        "benign",
+        None,
+        raised(3, OOM) + table((0, -15, L), (3, 1, T)) + RESTART + steps(0, 100) + GROUP_DONE,
+    ),
+    Case(
+        "restarted-and-failed-otherwise",
+        "rank_exception",
+        (1,),
+        raised(3, OOM) + ABORTED + "\n" + RESTART + raised(1, "ValueError: bad label") + table((0, -15, L), (1, 1, T)),
+    ),
+    Case("restarted-and-cut", "cuda_oom", (3,), raised(3, OOM) + RESTART + steps(0, 5)),
+    Case(
+        "rows-joined-by-a-collector",
+        "rank_killed",
+        (3,),
+        FLAT.format(1, 1, 1, -15)
+        + FLAT.format(2, 2, 2, -15)
+        + "Root Cause (first observed failure): "
+        + FLAT.format(0, 3, 3, -9),
+    ),
 )

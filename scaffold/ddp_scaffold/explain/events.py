@@ -198,6 +198,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
+    _r("restart", "will restart worker group", r"will restart worker group"),  # by torchrun, which starts all anew
     _r("group_world", "group_world_size", r"\bgroup_world_size=(?P<n>\d+)"),  # nodes, by torchrun's agent
     _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
@@ -210,7 +211,8 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         r"(?P<handler>Segmentation fault|Bus error|Illegal instruction)|(?P<torch>Segfault) encountered"
         r"|(?:^|': )(?P<glibc>(?:free|malloc|realloc|munmap_chunk)\(\): \w.*|double free or corruption"
         r"|corrupted size vs\. prev_size)|\bexit(?:ed)? ?(?:with )?(?:a non-zero )?(?:[Cc]ode|status)(?: of)?[ \"':=]+"
-        r"(?P<code>13[5-9])\b|traceback : Signal \d+ \((?P<row>SIG(?:KILL|SEGV|BUS))\) received"
+        r"(?P<code>13[5-9])\b(?! (?:means|indicates|usually))"
+        r"|traceback : Signal \d+ \((?P<row>SIG(?:KILL|SEGV|BUS))\) received"
         r"|\bExit Code: +(?P<pod>13[5-9])\b",
     ),
     _r(
@@ -241,9 +243,9 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "finished",
         "Training done|training done|Training is|training is|Training finished|training finished|Finished training"
         "|finished training|Training complete|training complete|Training completed|training completed"
-        "|finished successfully|completed successfully",
+        "|finished successfully|completed successfully|successfully finished",
         r"(?i)\btraining (?:is )?(?:done|finished|complete[d]?)|\bfinished training|(?:job|run)"
-        r" (?:completed|finished) successfully",
+        r" (?:completed|finished) successfully|worker group successfully finished",
     ),
 )
 
@@ -290,7 +292,8 @@ SIGNS: tuple[Sign, ...] = (
         "hardware_fault",
         "uncorrectable|Unable to determine the device handle|fallen off the bus|unspecified launch failure on"
         "|hardware exception|GPU is lost|Invalid access of peer GPU memory",
-        r"uncorrectable (?:ECC|NVLink) error|Unable to determine the device handle|fallen off the bus"
+        r"uncorrectable (?:ECC|NVLink) error(?!s?(?: count)?s?[ :=]+0\b)"
+        r"|Unable to determine the device handle|fallen off the bus"
         r"|CUDA error: hardware exception|GPU is lost|CUDA error: Invalid access of peer GPU memory over nvlink",
     ),
     _s(
@@ -343,7 +346,8 @@ SIGNS: tuple[Sign, ...] = (
         "host_oom_kill",
         "exceeded memory limit|Exceeded job memory limit|Exceeded step memory limit|oom-kill|oom_kill|oom-killer"
         "|Out of memory: Killed process|out of memory: Killed process|OOM Killed|OOMKilled|Out Of Memory|systemd-oomd",
-        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score)|[Oo]ut of memory: Killed process|OOM ?Killed"
+        r"xceeded (?:job |step )?memory limit|oom[-_]kill(?!_score|_disable|[ :=]+0\b)"
+        r"|[Oo]ut of memory: Killed process|OOM ?Killed"
         r"|task[s ]?[ \d,-]*: Out Of Memory|invoked oom-killer|systemd-oomd.* [Kk]illed",
     ),
     _s(
@@ -498,6 +502,13 @@ LAUNCHER = re.compile(
 )
 LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
 WHY_OF_COMMAND = re.compile(r" died with |Command 'ssh ")  # that signal, or that a host cannot be reached
+# What is put into quotes is quoted (a sample of the data, a setting), but where the words before say that it happened.
+QUOTED = re.compile(r"(?<![\w'\"])(?P<quote>[\"'])(?P<inner>.*?)(?<!\\)(?P=quote)(?!\w)")
+TELLS = re.compile(
+    r"(?i)(?:\(|\b(?:log|message|msg|err|error|exc|exception|reason|status|state|cause|details?|line|event|traceback"
+    r"|stderr|stdout|output|textPayload|payload|body|with|by|failed|failure)[\"']?\s*[:=]?\s*)$"
+)
+SUPPOSED = re.compile(r"(?i)\b(?:if you (?:see|get|run into)|in case of|to (?:avoid|prevent)|what to do on)\b[^.;]*$")
 DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
 LOGGED = re.compile(
     r"(?:\b(?:ERROR|CRITICAL|FATAL|ErrorMessage)\b|[Ff]ailed\b).{0,120}?"
@@ -505,6 +516,10 @@ LOGGED = re.compile(
 )
 ERROR_FILE = re.compile(  # of torchelastic
     r'^\s*(?:\{.*?)?"message": "(?P<message>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*?)(?:(?<!\\)"|$)'
+)
+FLAT_ROW = re.compile(
+    r"time\s*: \S+\s+host\s*: \S+\s+rank\s*: \d+ \(local_rank: \d+\)\s+exitcode\s*: (?P<x>-?\d+)"
+    r"(?: \(pid: (?P<pid>\d+)\))?"
 )
 STARTS = re.compile(
     r"\b(?:init_process_group|_env_rendezvous_handler|_create_c10d_store|_create_tcp_store|_call_store)\b"
@@ -526,8 +541,18 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
         return None
     for sign in SIGNS:
         if any(word in text for word in sign.words) and (found := sign.pattern.search(text)):
-            return sign, found
+            return None if said_of_another(text, found.start(), found.end()) else (sign, found)
     return None
+
+
+def said_of_another(text: str, begin: int, end: int) -> bool:
+    """Tell whether a part of a line is only quoted, or only supposed: a sample of the data, a setting, a help text."""
+    if SUPPOSED.search(text, 0, begin):
+        return True
+    return any(
+        quoted.start("inner") <= begin and end <= quoted.end("inner") and not TELLS.search(text, 0, quoted.start())
+        for quoted in QUOTED.finditer(text)
+    )
 
 
 @lru_cache(maxsize=1)
@@ -594,7 +619,8 @@ class Reader:
                 yield event
                 if recogniser.name == "stack_of_collective":
                     yield from self._stack(hit, line)
-        yield from self._stated(hit.number, line)
+        if not any(HARMLESS.search(raw) for raw in hit.before(1)):
+            yield from self._stated(hit.number, line)
 
     def _stated(self, number: int, line: Line) -> Iterator[Event]:
         """Yield the failure that a line states by itself."""
@@ -624,16 +650,24 @@ class Reader:
 
     def _elastic_row(self, hit: Hit, line: Line, found: re.Match[str]) -> Iterator[Event]:
         """Yield a row of torchelastic's table, whose fields stand in six lines; the exit code's is the fourth."""
+        if flat := list(FLAT_ROW.finditer(line.text)):  # a collector has joined the lines
+            for row in flat:
+                yield from self._row(hit.number, line, row[0], row["x"], row["pid"])
+            return
         text = "\n".join(parse(decode(raw)).text for raw in (*hit.before(3), hit.raw, *hit.after(2)))
+        self.taken.update(range(hit.number + 1, hit.number + 3))
+        yield from self._row(hit.number, line, text, found["x"], found["pid"])
+
+    def _row(self, number: int, line: Line, text: str, code: str, pid: str | None) -> Iterator[Event]:
+        """Yield a row by its fields, and what a generated project says below it; nothing where a field is missing."""
         rank = re.search(r"rank\s*: (\d+) \(local_rank: (\d+)\)", text)
         time = re.search(r"time\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)", text)
         if not rank or not time:
             return
         host = re.search(r"host\s*: (\S+)", text)
-        self.taken.update(range(hit.number + 1, hit.number + 3))
         values = {
-            "x": found["x"],
-            "pid": found["pid"] or "",
+            "x": code,
+            "pid": pid or "",
             "r": rank[1],
             "lr": rank[2],
             "host": host[1] if host else "",
@@ -641,11 +675,9 @@ class Reader:
         if error := re.search(r"(?m)traceback : (?P<t>.+)$", text):
             values["traceback"] = error["t"]
             if told := PROJECT_VERDICT.match(error["t"]):
-                yield Event(
-                    "project_verdict", self.file, hit.number + 2, error["t"], line.origin, values=told.groupdict()
-                )
-        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {found['x']} (pid: {found['pid'] or '?'})"
-        yield Event("elastic_row", self.file, hit.number, row, line.origin, parse(time[1]).clock, None, values)
+                yield Event("project_verdict", self.file, number + 2, error["t"], line.origin, values=told.groupdict())
+        row = f"rank {rank[1]} (local_rank: {rank[2]}) exitcode {code} (pid: {pid or '?'})"
+        yield Event("elastic_row", self.file, number, row, line.origin, parse(time[1]).clock, None, values)
 
     def _traceback(self, hit: Hit, line: Line) -> Iterator[Event]:
         """Yield the exception at the end of a traceback. Lines of other ranks in between are not part of it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from .events import LOST, VAGUE, Event
 from .flight_recorder import Dump, GroupState, compare
+from .lines import Origin
 
 # in the name of the file, or the whole name of a folder
 FILE_RANK = re.compile(r"(?:^|[/_.-])rank[_-]?(\d{1,6})(?:[^\d/][^/]*)?$|(?:^|/)rank[_-]?(\d{1,6})/")
@@ -17,6 +18,10 @@ WATCHDOG_RANK = re.compile(  # before torch 2.2; and in what a watchdog of the d
     r"^(?:\[[EWF] ProcessGroupNCCL[^\]]*\] )?\[(?:PG (?:ID )?0\b[^\]]* )?Rank (\d+)\]"
 )
 FILE_LOCAL = re.compile(r"/attempt_\d+/(\d+)/(?:(?:stdout|stderr)\.log|error\.json)$")
+ATTEMPT = re.compile(r"/attempt_(\d+)/\d+/(?:(?:stdout|stderr)\.log|error\.json)$")
+FAILS = frozenset({"sign", "exception", "raised", "logged", "death", "spawned"})
+LAUNCHERS = frozenset({"elastic_row", "elastic_failed", "launcher_kill", "rank_exit", "deepspeed_exit", "slurm_task"})
+ENDS = FAILS | LAUNCHERS | {"timeout", "finished", "project_verdict", "slurm_cancel", "launcher_signal", "heartbeat"}
 SIGNAL_BASE = 128  # a shell's exit code of a process that a signal has ended is larger by that
 
 
@@ -101,7 +106,7 @@ def gather(events: Iterable[Event], dumps: Sequence[Dump] = ()) -> Job:
 
     Of several dumps of a rank, as after a restart, the last counts.
     """
-    every = list(events)
+    every = _without_survived(_last_attempt(list(events)))
     job = Job(files=len({event.file for event in every}))
     rows = [event for event in every if event.name == "elastic_row"]
     local = LocalRanks(rows)
@@ -121,6 +126,45 @@ def gather(events: Iterable[Event], dumps: Sequence[Dump] = ()) -> Job:
     job.groups = compare(job.dumps, job.world_size)
     job.ranks.update(newest)
     return job
+
+
+def _last_attempt(every: list[Event]) -> list[Event]:
+    """Return the events since torchrun started all ranks anew for the last time, where something ended since then."""
+    begun: dict[str, int] = {}
+    for event in every:
+        if event.name == "restart":
+            begun[event.file] = event.line
+    attempts = {event.file: int(found[1]) for event in every if (found := ATTEMPT.search(event.file))}
+    newest = max(attempts.values(), default=0)
+    if not begun and not newest:
+        return every
+    late = [e for e in every if e.line > begun.get(e.file, 0) and attempts.get(e.file, newest) == newest]
+    ended = any(e.name in ENDS and (e.file in begun or e.file in attempts) for e in late)
+    return late if ended else every
+
+
+def _without_survived(every: list[Event]) -> list[Event]:
+    """Return the events without the failures that a job has survived: it took steps after them, and was done at last.
+
+    A rank that is done says nothing of the others, and a launcher that tells of an end is right.
+    """
+    done = {event.file: event for event in every if event.name == "finished"}
+    if not done or any(event.name in LAUNCHERS for event in every):
+        return every
+    steps = [event for event in every if event.name == "step"]
+
+    def survived(event: Event) -> bool:
+        end = done.get(event.file)
+        if end is None or event.name not in FAILS or not _alike(event, end):
+            return False
+        return any(s.file == event.file and event.line < s.line < end.line and _alike(event, s) for s in steps)
+
+    return [event for event in every if not survived(event)]
+
+
+def _alike(one: Event, other: Event) -> bool:
+    """Tell whether two lines may be of one rank: their prefixes do not say otherwise."""
+    return one.origin == other.origin or other.origin == Origin()
 
 
 class LocalRanks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -153,3 +154,21 @@ def test_the_copy_has_the_same_verdict(case: Case, tmp_path: Path) -> None:
         other.phase,
         other.confidence,
     )
+
+
+def test_what_is_packed_is_unpacked_or_left_out(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    text = PRIVATE + "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    packed = gzip.compress(text.encode())
+    (logs / "a.log.gz").write_bytes(packed)
+    (logs / "a.log").write_text("step 1\n")
+    (logs / "cut.log.gz").write_bytes(packed[:-12])
+    (logs / "b.log.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(range(1, 256)) * 20)
+    (logs / "model.bin").write_bytes(bytes(range(1, 256)) * 20)  # no zeros
+    written, notes = redact([str(logs)], tmp_path / "out")
+    assert sorted(path.name for path in written) == ["a.log", "cut.log", "unpacked-a.log"]
+    assert not any(re.search(SECRETS, path.read_text()) for path in written)
+    assert len(notes) == 2
+    before, after = (explain([str(folder)])[0].verdict for folder in (logs, tmp_path / "out"))
+    assert (before.kind, before.first_ranks) == (after.kind, after.first_ranks) == ("cuda_oom", (1,))

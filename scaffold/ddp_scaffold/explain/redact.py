@@ -8,21 +8,24 @@ anew as containers, text and numbers.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import pickle
 import re
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from ddp_scaffold._errors import UsageError
 
 from .flight_recorder import MOST_BYTES, dump_of, plain
-from .sources import is_binary, is_dump_of_json
+from .sources import ARCHIVES, BOMB_BYTES, BOMB_RATIO, GZIP, ZSTD, is_binary, is_dump_of_json
 
 PIECE = 2**20  # bytes of a line that are looked at together; a longer line is cut there
+NO_CONTROL = bytes({*range(32, 256), *b"\t\n\r\b\f\x1b"} - {127})
 PACKAGES = ("site-packages/", "dist-packages/", "torch/distributed/", "torch/nn/", "torch/autograd/")
 PUBLIC = ("/usr/", "/opt/", "/proc/", "/dev/", "/sys/", "/etc/")
 LOOPBACK = {"127.0.0.1", "0.0.0.0", "::1", "::"}
@@ -143,7 +146,7 @@ def _files(paths: Sequence[str]) -> Iterator[tuple[Path, Path]]:
             yield path, top
 
 
-def _opened(file: Path) -> BinaryIO:
+def _opened(file: Path) -> BufferedReader:
     """Raises OSError for links, and for what is no regular file: neither is opened for long, nor waited for."""
     number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -153,22 +156,41 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    with _opened(file) as stream:
-        while piece := stream.readline(PIECE):
-            yield piece
+    """Yield a text in pieces, unpacked. As `explain` reads it: what is cut off, or grows too much, just ends."""
+    total = 0
+    with _opened(file) as stream, contextlib.ExitStack() as stack:
+        packed = _is_gzip(stream.peek(2)[:2])
+        lines = stack.enter_context(gzip.open(stream)) if packed else stream
+        most = max(BOMB_BYTES, BOMB_RATIO * os.fstat(stream.fileno()).st_size)
+        with contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
+            while (piece := lines.readline(PIECE)) and not (packed and total > most):
+                total += len(piece)
+                yield piece
+
+
+def _is_gzip(begin: bytes) -> bool:
+    return begin.startswith(GZIP)
+
+
+def _is_text(begin: bytes) -> bool:
+    """Tell whether a file's begin is text: what is packed has few zeros, but many other control characters."""
+    return 50 * len(begin.translate(None, NO_CONTROL)) <= len(begin) and not is_binary(begin)
 
 
 def _learn(file: Path, names: _Names) -> bool:
     """Remember what a file names; tell whether it is a dump. Raises UsageError where it is neither dump nor text."""
     with _opened(file) as stream:
         begin = stream.read(4096)
-    is_text = not is_binary(begin)
+    if _is_gzip(begin):
+        begin = next(_pieces(file), b"")[:4096]
+    is_text = _is_text(begin)
     if begin.startswith(b"\x80") or (begin.startswith(b"{") and is_dump_of_json(str(file))):
         with contextlib.suppress(UsageError) if is_text else contextlib.nullcontext():
             _rewritten(_record(file), lambda key, text: _learn_from(f"{key}={text}".encode(errors="replace"), names))
             return True
     if not is_text:
-        raise UsageError("it is neither text nor a flight-recorder dump", "Leave it out.")
+        what = "is packed: unpack it first" if begin.startswith((ZSTD, *ARCHIVES)) else "is neither text nor"
+        raise UsageError(f"it {what}" + ("" if "packed" in what else " a flight-recorder dump"), "Leave it out.")
     for piece in _pieces(file):
         _learn_from(piece, names)
     return False
@@ -184,7 +206,12 @@ def _learn_from(piece: bytes, names: _Names) -> str:
 
 def _copy(file: Path, relative: Path, is_dump: bool, destination: Path, names: _Names) -> Path:
     parts = [names.replace_words(part) for part in relative.parts]
+    with _opened(file) as stream:
+        if _is_gzip(stream.peek(2)[:2]):  # the copy is not packed
+            parts[-1] = parts[-1].removesuffix(".gz")
     target = destination.joinpath(*parts)
+    if target.exists():
+        target = target.with_name(f"unpacked-{target.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as stream:
         if is_dump:

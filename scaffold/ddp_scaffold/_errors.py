@@ -192,7 +192,7 @@ def report(error: ScaffoldError, as_json: bool) -> None:
 
 def _give_up_output() -> None:
     """Let Python drop output that could not be written; it would try again at its exit, and fail with code 120."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where the shell closed it (`>&-`)
         try:
             stream.flush()
         except OSError:

@@ -245,3 +245,19 @@ def test_advice_is_that_of_a_generated_project() -> None:
         *("fd_exhausted", "hardware_fault", "store_lost", "network_unreachable"),
     ):
         assert f'"{ADVICE[kind]}"' in text, kind
+
+
+def test_a_line_that_is_nothing_but_markers_is_read_once() -> None:
+    line = b"CUDA out of memory, KeyError: " * 100_000
+    found = list(hits([line, b"\n[rank1]: ValueError: x\n"], anchors()))
+    assert len(found) < len(line) / 200
+    assert found[-1].number == 2
+
+
+def test_a_closed_stdout_is_told_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(MISSING)
+    shell = f"exec {sys.executable} -m ddp_scaffold explain {tmp_path / 'job.out'} >&-"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode
+    assert done.stderr.startswith("error: stdout is closed")
+    assert "Traceback" not in done.stderr

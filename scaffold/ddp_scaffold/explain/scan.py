@@ -17,6 +17,7 @@ SAMPLE = 1 << 12  # bytes of a window by which one sees whether its lines are al
 AHEAD = 1 << 16  # bytes that a line may look ahead: a traceback
 LONGEST_LINE = 1 << 14  # bytes; of what is longer, the part around the marker is taken
 LOOK_BACK = 3000  # bytes before a marker that are taken of a long line: less than `decode` keeps of it
+LOOK_AHEAD = 900  # bytes behind a marker of a long line that `decode` keeps as well
 CONTEXT = 1 << 13  # bytes before a block that a line may look back at
 DIGITS = b"0123456789"
 LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else ord(" ") for byte in range(256))
@@ -40,13 +41,16 @@ class Markers:
 
     def places(self, buffer: bytes, start: int, stop: int) -> Iterator[int]:
         """Yield where markers stand, the same line several times perhaps."""
-        yield from (found.start() for found in self.always.finditer(buffer, start, stop))
+        found = self.always.search(buffer, start, stop)
+        while found:
+            yield found.start()
+            found = self.always.search(buffer, _beyond(buffer, found.end(), stop), stop)
         for key in self.keys.intersection(_different(buffer[start:stop]).translate(LETTERS).split()):
             for marker in self.keyed[key]:
                 at = buffer.find(marker, start, stop)
                 while at >= 0:
                     yield at
-                    at = buffer.find(marker, at + len(marker), stop)
+                    at = buffer.find(marker, _beyond(buffer, at + len(marker), stop), stop)
 
 
 def markers(words: Iterable[bytes], always: bytes) -> Markers:
@@ -63,6 +67,18 @@ def markers(words: Iterable[bytes], always: bytes) -> Markers:
         for form in (key, COLOUR + key):
             keyed.setdefault(form, []).append(marker)
     return Markers(re.compile(always), keyed, frozenset(keyed))
+
+
+def _beyond(buffer: bytes, at: int, stop: int) -> int:
+    """Return where to look on behind a marker: on the next line, or where what is kept of a very long one ends.
+
+    Else a line that is nothing but markers would be read as often as it has some.
+    """
+    end = min(at + LOOK_AHEAD, stop)
+    for separator in (b"\n", b"\r"):
+        found = buffer.find(separator, at, end)
+        end = found if found >= 0 else end
+    return end
 
 
 def _different(window: bytes) -> bytes:
@@ -110,7 +126,7 @@ def hits(blocks: Iterable[bytes], marked: Markers, stop: int | None = None) -> I
     Lines that begin `stop` bytes or more behind the begin are only looked at from those before.
     """
     number, done, buffer, before = 1, 0, b"", 0  # `before`: bytes that are no longer in the buffer
-    seen: dict[bytes, int] = {}
+    seen: dict[int, int] = {}
     for block in blocks:
         buffer += block
         if len(buffer) - done < BLOCK + AHEAD:
@@ -128,7 +144,7 @@ def hits(blocks: Iterable[bytes], marked: Markers, stop: int | None = None) -> I
     yield from _found(buffer, done, end, number, marked, seen)
 
 
-def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[bytes, int]) -> Iterator[Hit]:
+def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, seen: dict[int, int]) -> Iterator[Hit]:
     """Yield the hits between `start` and `stop`."""
     lines: dict[int, int] = {}  # start -> end
     for first, last in _windows(buffer, start, stop):
@@ -139,7 +155,7 @@ def _found(buffer: bytes, start: int, stop: int, number: int, marked: Markers, s
     for begin, end in sorted(lines.items()):
         number += buffer.count(b"\n", counted, begin)
         counted = begin
-        shape = buffer[begin:end].translate(None, DIGITS)
+        shape = hash(buffer[begin:end].translate(None, DIGITS))  # of a long line the shape itself would cost memory
         times = seen.get(shape, 0)
         if times >= MOST_ALIKE:
             continue

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -172,3 +173,41 @@ def test_what_is_packed_is_unpacked_or_left_out(tmp_path: Path) -> None:
     assert len(notes) == 2
     before, after = (explain([str(folder)])[0].verdict for folder in (logs, tmp_path / "out"))
     assert (before.kind, before.first_ranks) == (after.kind, after.first_ranks) == ("cuda_oom", (1,))
+
+
+@pytest.mark.parametrize("part", ["a_", "a.", "1.", "/a", "://a", "f:", "host="])
+def test_a_long_line_that_looks_much_like_a_secret_is_no_work_without_end(part: str, tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(part * 100_000)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_scaffold", "explain", str(tmp_path / "job.out"), "--redact", str(tmp_path / "out")],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SLURM_JOB_NODELIST=bigcluster[001-004]",
+        "srun: error: bigcluster[003-004]: tasks 2-3: Terminated",
+        "SLURM_NODELIST=bigcluster[001-004]\nbigcluster003: kernel: something",
+        "Connecting to bigcluster003.corp.com:29500",
+        "failed to connect to [bigcluster003]:29500 (errno: 111 - Connection refused).\nbigcluster003 waits",
+        "rdzv_endpoint    : bigcluster003:29500",
+        "init_method=tcp://bigcluster003:29500",
+        "The node 'bigcluster003.corp.com_1234_0' has failed to send a keep-alive heartbeat",
+        "wandb: Syncing run https://wandb.ai/bigcluster/proj/runs/abc",
+        "copied to s3://bigcluster/alice/key",
+        "wandb: Logged in as: bigcluster (use `wandb login`)",
+        "ssh -q bigcluster@n1 nvidia-smi",
+        r"File C:\Users\bigcluster\proj\x.py",
+    ],
+)
+def test_hosts_users_and_places_are_known_where_launchers_name_them(line: str, tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(line + "\nsee https://pytorch.org/docs/stable/elastic/errors.html\n")
+    written, _ = redact([str(tmp_path / "job.out")], tmp_path / "out")
+    text = written[0].read_text()
+    assert not re.search("bigcluster|corp", text), text
+    assert "https://pytorch.org/docs/stable/elastic/errors.html" in text

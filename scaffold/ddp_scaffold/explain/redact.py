@@ -30,17 +30,18 @@ PACKAGES = ("site-packages/", "dist-packages/", "torch/distributed/", "torch/nn/
 PUBLIC = ("/usr/", "/opt/", "/proc/", "/dev/", "/sys/", "/etc/")
 LOOPBACK = {"127.0.0.1", "0.0.0.0", "::1", "::"}
 
+# What may stand before a mark has a limit: else a long line of "a_a_a_" is read to its end from each of its places.
 _SECRET = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bglpat-[\w-]{16,}|\b[0-9a-f]{40}\b"
 )
 _NAMED_SECRET = re.compile(
-    r"(?i)(?<![A-Za-z0-9])((?:\w*(?:_|api|access|secret)KEY(?:_ID)?|\w*TOKEN|\w*PASSWORD|\w*PASSWD|\w*SECRET)"
+    r"(?i)(?<![A-Za-z0-9])((?:\w{0,64}(?:_|api|access|secret)KEY(?:_ID)?|\w{0,64}(?:TOKEN|PASSWORD|PASSWD|SECRET))"
     r"[\"']?\s*[=:]\s*[\"']?)([^\s\"',;}]{4,})"
 )
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s+)([A-Za-z0-9._~+/=-]{12,})")
 _LOGIN = re.compile(r"(://)([^\s/@:]+(?::[^\s/@]*)?)(@)")
-_MAIL = re.compile(r"\b[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+\b")
+_MAIL = re.compile(r"\b[\w.+-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+\b")
 _MAC = re.compile(r"\b(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}\b")
 _V4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w]|\.\d)")
 _V6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
@@ -57,13 +58,25 @@ _HOSTS = (
     re.compile(rb"\bON ([A-Za-z][\w.-]*) CANCELLED AT"),
     re.compile(rb"\b(?:HOSTNAME|MASTER_ADDR|SLURMD_NODENAME|SLURM_LAUNCH_NODE_IPADDR)=[\"']?([A-Za-z][\w.-]*)"),
     re.compile(rb"\bremote=\[?([A-Za-z][\w.-]*)\]?:\d+"),
-    re.compile(rb"\b(?:trying to )?connect(?:ing)? to \(?([A-Za-z][\w-]*(?:\.[\w-]+)+)[,:]"),
+    re.compile(rb"(?i)\bconnect(?:ing|ed)? to \(?([A-Z][\w-]*(?:\.[\w-]+)+)[,:]"),
+    re.compile(rb"(?i)\bconnect(?:ing|ed)? to \[?([A-Z][\w-]*(?:\.[\w-]+)*)\]?:\d"),
+    re.compile(rb"endpoint[\"']?\s*[:=]\s*[\"']?([A-Za-z][\w.-]*):\d"),
+    re.compile(rb"\btcp://\[?([A-Za-z][\w.-]*)\]?:\d"),
+    re.compile(rb"\bnode '([A-Za-z][A-Za-z0-9.-]*)_\d+_\d+'"),  # of torchrun's rendezvous
 )
 _USERS = (
     re.compile(rb"/(?:home|Users|users)/([\w.-]+)"),
+    re.compile(rb"\\Users\\([\w.-]+)"),
+    re.compile(rb"\b[Ll]ogged in as:? ([\w.-]+)"),
+    re.compile(rb"\bssh (?:-\S+ )*([\w.-]+)@"),
     re.compile(rb"\b(?:USER|LOGNAME|SLURM_JOB_USER|user)=[\"']?([A-Za-z][\w.-]+)"),
 )
+_NODES = re.compile(r"((?:NODELIST|NodeList)=|srun: error: | ON )([A-Za-z][\w-]*)\[(\d[\d,-]*)\]")  # Slurm's short form
+MOST_NODES = 4096
+_URL = re.compile(r"\b((?:https?|s3|gs|hdfs|abfss?|oss)://)(?!user:secret@)([^\s\"'<>)\]`]+)")
+_PUBLIC_URL = re.compile(r"(?:[\w-]+\.)?(?:pytorch\.org|nvidia\.com|python\.org|readthedocs\.io)/|github\.com/pytorch/")
 _COMMON = {"root", "user", "localhost", "host", "unknown", "none", "null", "rank", "node", "name", "train", "data"}
+_COMMON |= {"store", "server", "peer", "master", "worker", "torch", "nccl", "cuda", "error", "local", "the"}
 _PUBLIC_GROUPS = {"", "default_pg", "undefined"}  # what torch itself calls groups
 _DEEPEST = 16  # containers within each other: a dump has six
 
@@ -99,7 +112,9 @@ class _Names:
             return text
         if self._word is None:
             longest_first = sorted(self.words, key=lambda word: (-len(word), word))
-            self._word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
+            self._word = re.compile(
+                rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?![A-Za-z0-9-]|_(?!\d+_\d))"
+            )
         return self._word.sub(lambda found: self.words[found[0]], text)
 
 
@@ -201,7 +216,20 @@ def _learn_from(piece: bytes, names: _Names) -> str:
         for pattern in patterns:
             for found in pattern.findall(piece):
                 names.learn(kind, found.decode(errors="replace").rstrip("."))
+    if b"[" in piece:
+        for found in _NODES.finditer(piece.decode(errors="replace")):
+            for host in _nodes(found[2], found[3]):
+                names.learn("host", host)
     return ""
+
+
+def _nodes(prefix: str, numbers: str) -> Iterator[str]:
+    """Yield the hosts of Slurm's short form: "n" and "01-03,7" are n01, n02, n03 and n7."""
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (not last or last.isdecimal()):
+            stop = min(int(last or first), int(first) + MOST_NODES)
+            yield from (f"{prefix}{number:0{len(first)}}" for number in range(int(first), stop + 1))
 
 
 def _copy(file: Path, relative: Path, is_dump: bool, destination: Path, names: _Names) -> Path:
@@ -294,7 +322,11 @@ def redacted(text: str, names: _Names) -> str:
 
     text = _GROUP.sub(lambda found: found[1] + _group(found[2], names) + found[3], text)
     text = _SECRET.sub(secret, text)
+    text = _NODES.sub(
+        lambda found: f"{found[1]}{names.of('nodes', found[2], lambda number: f'nodes-{number}-')}[{found[3]}]", text
+    )
     text = _LOGIN.sub(lambda found: found[1] + "user:secret" + found[3], text)
+    text = _URL.sub(lambda found: found[1] + _url(found[2], names), text)
     text = _NAMED_SECRET.sub(after, text)
     text = _BEARER.sub(after, text)
     text = _MAIL.sub(lambda found: names.of("mail", found[0], lambda number: f"mail-{number}@example.org"), text)
@@ -303,6 +335,12 @@ def redacted(text: str, names: _Names) -> str:
     text = _V4.sub(lambda found: _kept(found[0]) or names.of("v4", found[0], _v4), text)
     text = _V6.sub(lambda found: _v6(found[0], names), text)
     return names.replace_words(text)
+
+
+def _url(place: str, names: _Names) -> str:
+    if _PUBLIC_URL.match(place) or re.fullmatch(r"url-\d+\.example\.org", place):
+        return place
+    return names.of("url", place, lambda number: f"url-{number}.example.org")
 
 
 def _path(path: str, names: _Names) -> str:

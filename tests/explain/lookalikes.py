@@ -1804,4 +1804,15 @@ CASES: tuple[Case, ...] = (
         + "Root Cause (first observed failure): "
         + FLAT.format(0, 3, 3, -9),
     ),
+    Case(
+        "programs-lines",
+        "rank_exception",
+        (1,),
+        '  ❱ 41     raise RuntimeError("CUDA out of memory")  # [rank7]\n'
+        + "train.py:41:    except torch.cuda.OutOfMemoryError:  # on [rank7]\n"
+        + "| cuda_oom | `CUDA out of memory` | [rank7] |\n"
+        + raised(1, "ValueError: bad label 7")
+        + ABORTED
+        + "\n",
+    ),
 )

@@ -503,12 +503,13 @@ LAUNCHER = re.compile(
 LAUNCHERS_COMMAND = re.compile(r"--local[_-]rank|torch\.distributed|torchrun|accelerate|deepspeed")
 WHY_OF_COMMAND = re.compile(r" died with |Command 'ssh ")  # that signal, or that a host cannot be reached
 # What is put into quotes is quoted (a sample of the data, a setting), but where the words before say that it happened.
-QUOTED = re.compile(r"(?<![\w'\"])(?P<quote>[\"'])(?P<inner>.*?)(?<!\\)(?P=quote)(?!\w)")
+QUOTED = re.compile(r"(?<![\w'\"])(?P<quote>[\"'`])(?P<inner>.*?)(?<!\\)(?P=quote)(?!\w)")
 TELLS = re.compile(
     r"(?i)(?:\(|\b(?:log|message|msg|err|error|exc|exception|reason|status|state|cause|details?|line|event|traceback"
     r"|stderr|stdout|output|textPayload|payload|body|with|by|failed|failure)[\"']?\s*[:=]?\s*)$"
 )
 SUPPOSED = re.compile(r"(?i)\b(?:if you (?:see|get|run into)|in case of|to (?:avoid|prevent)|what to do on)\b[^.;]*$")
+CODE = re.compile(r"\braise [\w.]+\([^)]*$|\bexcept \(?[\w., ]*$")  # a line of a program, as rich tracebacks show them
 DOWNLOAD = re.compile(r"HTTPS?ConnectionPool|urlopen error|Max retries exceeded")
 LOGGED = re.compile(
     r"(?:\b(?:ERROR|CRITICAL|FATAL|ErrorMessage)\b|[Ff]ailed\b).{0,120}?"
@@ -547,7 +548,7 @@ def sign_of(text: str) -> tuple[Sign, re.Match[str]] | None:
 
 def said_of_another(text: str, begin: int, end: int) -> bool:
     """Tell whether a part of a line is only quoted, or only supposed: a sample of the data, a setting, a help text."""
-    if SUPPOSED.search(text, 0, begin):
+    if SUPPOSED.search(text, 0, begin) or CODE.search(text, 0, begin):
         return True
     return any(
         quoted.start("inner") <= begin and end <= quoted.end("inner") and not TELLS.search(text, 0, quoted.start())

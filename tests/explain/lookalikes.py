@@ -1815,4 +1815,26 @@ CASES: tuple[Case, ...] = (
         + ABORTED
         + "\n",
     ),
+    Case(
+        "preempted-and-done-later", "benign", None, f"{SLURM} DUE TO PREEMPTION ***\n{steps(0, 100)}Training finished\n"
+    ),
+    Case(
+        "quoted-timeouts",
+        "unknown",
+        None,
+        "".join(
+            f'{{"q": "{watchdog(rank, 7, operation).splitlines()[0]}"}}\n'
+            for rank, operation in ((0, "ALLREDUCE"), (1, "BROADCAST"))
+        ),
+    ),
+    Case(
+        "restart-only-announced",
+        "cuda_oom",
+        (3,),
+        raised(3, OOM)
+        + "INFO agent: max_restarts=3, will restart worker group on failure\n"
+        + ABORTED
+        + "\n"
+        + table((0, -15, L), (3, 1, T)),
+    ),
 )

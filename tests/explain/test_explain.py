@@ -261,3 +261,22 @@ def test_a_closed_stdout_is_told_without_a_traceback(tmp_path: Path) -> None:
     assert done.returncode
     assert done.stderr.startswith("error: stdout is closed")
     assert "Traceback" not in done.stderr
+
+
+def test_what_fails_behind_a_preemption_may_be_of_a_job_that_was_started_again(tmp_path: Path) -> None:
+    cancelled = "slurmstepd: error: *** JOB 5123 ON n1 CANCELLED AT 2026-11-27T22:00:00 DUE TO PREEMPTION ***\n"
+    (tmp_path / "job.out").write_text(cancelled)
+    assert verdict(tmp_path / "job.out").confidence == "certain"
+    (tmp_path / "job.out").write_text(cancelled + raised(1, "ValueError: x") + table((0, -15, T), (1, 1, T)))
+    found = verdict(tmp_path / "job.out")
+    assert (found.kind, found.confidence) == ("preempted", "likely")
+    assert found.needs
+
+
+def test_the_last_attempt_below_a_log_dir_counts(tmp_path: Path) -> None:
+    for attempt, rank, error in ((0, 1, "torch.OutOfMemoryError: CUDA out of memory."), (1, 0, "ValueError: x")):
+        folder = tmp_path / f"attempt_{attempt}" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(raised(None, error))
+    found = verdict(tmp_path)
+    assert (found.kind, found.first_ranks) == ("rank_exception", (0,))

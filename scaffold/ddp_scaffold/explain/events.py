@@ -198,7 +198,11 @@ RECOGNISERS: tuple[Recogniser, ...] = (
         "ddp_timeout|NCCL_TIMEOUT",
         r"(?P<name>ddp_timeout|(?:TORCH_)?NCCL_TIMEOUT\w*)['\"]?\s*[ =:]\s*['\"]?(?P<v>\d{2,12})\b",
     ),
-    _r("restart", "will restart worker group", r"will restart worker group"),  # by torchrun, which starts all anew
+    _r(
+        "restart",
+        "will restart worker group",
+        r"(?:attempts left|new nodes from group_rank=\d+); will restart worker group",
+    ),  # by torchrun, which starts all anew
     _r("group_world", "group_world_size", r"\bgroup_world_size=(?P<n>\d+)"),  # nodes, by torchrun's agent
     _r(  # a shell, Python, Open MPI, UCX, torch, glibc
         "death",
@@ -491,6 +495,7 @@ SIGNS: tuple[Sign, ...] = (
 # tqdm's elapsed time, as in "[29:55<03:25, 2432.70 examples/s]"
 BAR = re.compile(r"(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d\d)(?:<[\d:?]+)?, +\S+ ?[\w ]*(?:/s|s/\w+)")
 PROJECT_VERDICT = next(each.pattern for each in RECOGNISERS if each.name == "project_verdict")
+QUOTABLE = frozenset({"timeout", "death", "finished"})  # events that a sample of the data may quote
 STATES_A_WAIT = frozenset({"timeout", "exception", "sign"})
 EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\(\w+\))?)(?:: (?P<message>.*)|$)")
 EXCEPTION_LINE = re.compile(
@@ -601,7 +606,7 @@ class Reader:
         for recogniser in RECOGNISERS:
             if any(word in line.text for word in recogniser.words):
                 found = recogniser.pattern.search(line.text) or (_joined(recogniser, hit) if recogniser.wraps else None)
-                if not found:
+                if not found or (recogniser.name in QUOTABLE and said_of_another(line.text, *found.span())):
                     continue
                 if recogniser.name == "traceback":
                     yield from self._traceback(hit, line)

@@ -82,9 +82,24 @@ def scheduler_ended_it(job: Job) -> Verdict | None:
         kind = "preempted" if "PREEMPT" in why or "REQUEUE" in why else "time_limit" if "TIME LIMIT" in why else ""
         earlier = [event for _, _, event in job.failures] + [timeout.event for timeout in job.timeouts]
         if kind and not any(_before(other, event) is not False for other in earlier):
+            if kind == "preempted" and (since := _since(job, event)):
+                if all(later.name == "finished" for later in since):
+                    continue
+                summary = (
+                    "The scheduler has preempted the job; nothing failed before, and what failed after it may come"
+                )
+                summary += " of that, or of a job that was started again."
+                needs = ["the output since the job was started again, alone"]
+                return verdict_of(kind, None, "likely", summary, [event, since[0]], needs=needs)
             what = "preempted the job" if kind == "preempted" else "ended the job at its time limit"
             return verdict_of(kind, None, "certain", f"The scheduler has {what}; nothing failed before.", [event])
     return _other_scheduler(job)
+
+
+def _since(job: Job, event: Event) -> list[Event]:
+    """Return the failures, and the end of a job that is done, that stand behind an event in its file."""
+    told = [other for _, _, other in job.failures] + job.named["finished"]
+    return [other for other in told if other.file == event.file and other.line > event.line]
 
 
 def _other_scheduler(job: Job) -> Verdict | None:

@@ -1837,4 +1837,5 @@ CASES: tuple[Case, ...] = (
         + "\n"
         + table((0, -15, L), (3, 1, T)),
     ),
+    Case("all-aborted", "unknown", None, table(*((rank, -6, T) for rank in range(4)))),
 )

@@ -267,6 +267,10 @@ def dead_process(job: Job) -> Verdict | None:
     if not own:
         return None
     ranks = [row.rank for row in own]
+    if len(own) > 1 and all(row.code == -6 for row in job.exits):
+        summary = f"{name(ranks).capitalize()} have all ended by SIGABRT, as a watchdog ends them; nothing says why."
+        needs = ["what the ranks have printed before: the watchdogs' lines, or an error"]
+        return verdict_of("unknown", None, "unknown", summary, [row.event for row in own], needs=needs)
     if all(row.code < 0 for row in own):
         signal = ", ".join(sorted({SIGNALS.get(row.code, f"signal {-row.code}") for row in own}))
         complete = {row.rank for row in job.exits} >= set(range(max(row.rank for row in job.exits) + 1))

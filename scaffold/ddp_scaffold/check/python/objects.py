@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from .module import Class, Function, dotted, is_constant
-
-if TYPE_CHECKING:
-    from .program import Program
+from .module import Assignment, Call, Class, Function, Module, argument, dotted, is_constant
 
 SAME = {"train", "eval", "to", "cuda", "cpu"}  # methods that return the object itself
 OF_GROUP = {"init_process_group", "DistributedDataParallel", "DDP"}
@@ -17,10 +14,26 @@ MAX_DEPTH = 5
 Classes = frozenset[int]
 
 
+class Files(Protocol):
+    """What is asked of the program: what names mean, what they are set to, and who calls."""
+
+    sites: dict[int, list[Call]]
+
+    def lookup(self, module: Module, name: str) -> Function | Class | Module | None: ...
+
+    def assigned(self, function: Function, name: str) -> list[Assignment]: ...
+
+    def constant(self, module: Module, name: str) -> tuple[Module, ast.expr] | None: ...
+
+    def with_bases(self, function: Function) -> list[Class]: ...
+
+    def is_partial(self, function: Function, call: ast.Call) -> bool: ...
+
+
 class Objects:
     """Answers of which classes of these files a value may be; None is: nobody knows."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Files) -> None:
         self.program = program
         self._of_name: dict[tuple[int, str], list[Class] | None] = {}
 
@@ -48,7 +61,7 @@ class Objects:
         if scope is None or name in ("self", "cls"):
             return None
         sites = self.program.sites.get(id(scope), ())
-        given = [(site.function, self.program.argument(site, scope, name)) for site in sites]
+        given = [(site.function, argument(site, scope, name)) for site in sites]
         return self._union([self.of_value(where, value, depth) for where, value in given if value is not None])
 
     def _values(self, function: Function, name: str) -> list[tuple[Function, ast.expr | None]]:

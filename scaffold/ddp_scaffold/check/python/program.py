@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
-from .module import Assignment, Call, Class, Function, Module, argument, dotted
+from .module import Assignment, Call, Class, Function, Module, dotted
 from .objects import Objects, joins_group
 
 # Packages that nobody's own file stands for, unless it lies right beside the importing one.
@@ -92,11 +92,6 @@ class Program:
                     found = True
             if not found:
                 return
-
-    @staticmethod
-    def argument(call: Call, function: Function, name: str) -> ast.expr | None:
-        """Return what a call gives for a parameter of the function that it reaches."""
-        return argument(call, function, name)
 
     def imported(self, module: Module, written: str) -> Module | None:
         """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""

@@ -109,7 +109,7 @@ def test_text_names_each_line_and_ends_with_what_to_type(repository, adopt):
     assert "starts     python train.py" in result.stdout
     assert 'train.py:25  dist.init_process_group("gloo")' in result.stdout
     assert "with ddp_session():  # around it" in result.stdout
-    assert "What `ddp-scaffold check` finds in it: 1" in result.stdout
+    assert "What `ddp-scaffold check` finds in it: 2" in result.stdout
     assert result.stdout.splitlines()[-1].strip() == "bash launch/torchrun.sh"
     assert "nothing is committed" in result.stderr
     assert "kept" not in result.stderr

@@ -133,6 +133,14 @@ def test_one_line_without_end_is_read_in_bounded_memory(tmp_path: Path) -> None:
     assert peaks[endless] - peaks[short] < ENDLESS // 1024 // 4, peaks
 
 
+def test_a_packed_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    log = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    packed = gzip.compress(log.encode())
+    (tmp_path / "job.log.gz").write_bytes(packed[:-6])
+    verdict = explain([str(tmp_path / "job.log.gz")])[0].verdict
+    assert (verdict.kind, verdict.first_ranks) == ("cuda_oom", (1,))
+
+
 @pytest.mark.parametrize("pack", ["gzip", "zstd"])
 def test_what_unpacks_without_end_is_left_early(pack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb: what stands behind its 120 MB of zeros is not reached; a log that compresses well is read whole."""

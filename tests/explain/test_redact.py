@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,16 @@ def test_what_is_packed_is_unpacked_or_left_out(tmp_path: Path) -> None:
     assert len(notes) == 2
     before, after = (explain([str(folder)])[0].verdict for folder in (logs, tmp_path / "out"))
     assert (before.kind, before.first_ranks) == (after.kind, after.first_ranks) == ("cuda_oom", (1,))
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="there is no zstd here to pack with")
+def test_what_zstd_has_packed_is_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(PRIVATE)
+    subprocess.run(["zstd", "-q", "--rm", tmp_path / "a.log"], check=True)
+    (written,), notes = redact([str(tmp_path / "a.log.zst")], tmp_path / "out")
+    assert (written.name, notes) == ("a.log", ())
+    assert written.read_text()
+    assert not re.search(SECRETS, written.read_text())
 
 
 @pytest.mark.parametrize("part", ["a_", "a.", "1.", "/a", "://a", "f:", "host="])

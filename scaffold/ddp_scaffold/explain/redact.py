@@ -8,22 +8,21 @@ anew as containers, text and numbers.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
 import pickle
 import re
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
-from ddp_scaffold._errors import UsageError
+from ddp_scaffold._errors import ScaffoldError, UsageError
 
 from .flight_recorder import MOST_BYTES, dump_of, plain
-from .sources import ARCHIVES, BOMB_BYTES, BOMB_RATIO, GZIP, ZSTD, is_binary, is_dump_of_json
+from .sources import ARCHIVES, GZIP, ZSTD, Source, blocks, format_of, is_binary, is_dump_of_json
 
+PACKED = (GZIP, ZSTD)
 PIECE = 2**20  # bytes of a line that are looked at together; a longer line is cut there
 NO_CONTROL = bytes({*range(32, 256), *b"\t\n\r\b\f\x1b"} - {127})
 PACKAGES = ("site-packages/", "dist-packages/", "torch/distributed/", "torch/nn/", "torch/autograd/")
@@ -131,8 +130,10 @@ def redact(paths: Sequence[str], destination: Path) -> tuple[tuple[Path, ...], t
     for file, relative in _files(paths):
         try:
             files.append((file, relative, _learn(file, names)))
-        except (OSError, UsageError) as error:
-            notes.append(f"{file} was left out: {error.message if isinstance(error, UsageError) else error.strerror}")
+        except (OSError, ScaffoldError) as error:
+            notes.append(
+                f"{file} was left out: {error.message if isinstance(error, ScaffoldError) else error.strerror}"
+            )
     if not files:
         raise UsageError("There is no text file to redact.", "Name a log, or a folder of logs.")
     try:
@@ -171,20 +172,18 @@ def _opened(file: Path) -> BufferedReader:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yield a text in pieces, unpacked. As `explain` reads it: what is cut off, or grows too much, just ends."""
-    total = 0
-    with _opened(file) as stream, contextlib.ExitStack() as stack:
-        packed = _is_gzip(stream.peek(2)[:2])
-        lines = stack.enter_context(gzip.open(stream)) if packed else stream
-        most = max(BOMB_BYTES, BOMB_RATIO * os.fstat(stream.fileno()).st_size)
-        with contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            while (piece := lines.readline(PIECE)) and not (packed and total > most):
-                total += len(piece)
-                yield piece
-
-
-def _is_gzip(begin: bytes) -> bool:
-    return begin.startswith(GZIP)
+    """Yield a text in lines, unpacked, and a long line in parts."""
+    with _opened(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+    rest = b""
+    for block in blocks(Source(str(file), str(file), format_of(str(file)), size), PIECE):
+        *lines, rest = (rest + block).splitlines(keepends=True)
+        yield from lines
+        if rest.endswith(b"\n") or len(rest) >= PIECE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
 
 
 def _is_text(begin: bytes) -> bool:
@@ -196,15 +195,17 @@ def _learn(file: Path, names: _Names) -> bool:
     """Remember what a file names; tell whether it is a dump. Raises UsageError where it is neither dump nor text."""
     with _opened(file) as stream:
         begin = stream.read(4096)
-    if _is_gzip(begin):
+    if begin.startswith(PACKED):
         begin = next(_pieces(file), b"")[:4096]
+        if not begin:
+            raise UsageError("it cannot be unpacked", "Leave it out.")
     is_text = _is_text(begin)
     if begin.startswith(b"\x80") or (begin.startswith(b"{") and is_dump_of_json(str(file))):
         with contextlib.suppress(UsageError) if is_text else contextlib.nullcontext():
             _rewritten(_record(file), lambda key, text: _learn_from(f"{key}={text}".encode(errors="replace"), names))
             return True
     if not is_text:
-        what = "is packed: unpack it first" if begin.startswith((ZSTD, *ARCHIVES)) else "is neither text nor"
+        what = "is packed: unpack it first" if begin.startswith(tuple(ARCHIVES)) else "is neither text nor"
         raise UsageError(f"it {what}" + ("" if "packed" in what else " a flight-recorder dump"), "Leave it out.")
     for piece in _pieces(file):
         _learn_from(piece, names)
@@ -235,8 +236,8 @@ def _nodes(prefix: str, numbers: str) -> Iterator[str]:
 def _copy(file: Path, relative: Path, is_dump: bool, destination: Path, names: _Names) -> Path:
     parts = [names.replace_words(part) for part in relative.parts]
     with _opened(file) as stream:
-        if _is_gzip(stream.peek(2)[:2]):  # the copy is not packed
-            parts[-1] = parts[-1].removesuffix(".gz")
+        if stream.read(4).startswith(PACKED):  # the copy is not packed
+            parts[-1] = parts[-1].removesuffix(".gz").removesuffix(".zst")
     target = destination.joinpath(*parts)
     if target.exists():
         target = target.with_name(f"unpacked-{target.name}")

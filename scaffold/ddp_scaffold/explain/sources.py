@@ -19,6 +19,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
 from typing import IO, Literal, cast
 
 from .._errors import ScaffoldError, UsageError, one_line
@@ -143,7 +144,7 @@ def _named_file(path: str) -> Source:
         for magic, what in ARCHIVES.items():
             if begin.startswith(magic):
                 raise UsageError(f"{one_line(path)} is {what}, not a log", "Unpack it, and name the folder.")
-        return Source(path, path, _format(path), status.st_size)
+        return Source(path, path, format_of(path), status.st_size)
     except OSError as error:
         raise UsageError(
             f"{one_line(path)} cannot be read: {error.strerror}", "Correct that, or leave it out."
@@ -168,7 +169,7 @@ def _folder(top: str, notes: list[str]) -> Iterator[Source]:
                 if not stat.S_ISREG(status.st_mode):
                     notes.append(f"{path} was passed over: it is {_what(status.st_mode)}")
                     continue
-                if status.st_size and (kind := _format(path)) == "text" and is_binary(_begin(path, 4096)):
+                if status.st_size and (kind := format_of(path)) == "text" and is_binary(_begin(path, 4096)):
                     notes.append(f"{path} was passed over: it is no text")
                 elif status.st_size:
                     yield Source(path, path, kind, status.st_size)
@@ -182,7 +183,8 @@ def _begin(path: str, size: int) -> bytes:
         return file.read(size)
 
 
-def _format(path: str) -> Format:
+def format_of(path: str) -> Format:
+    """Tell what a file is, by how it begins."""
     begin = _begin(path, 4)
     if begin[:2] == GZIP:
         return "gzip"
@@ -255,7 +257,7 @@ def blocks(source: Source, size: int = 1 << 20) -> Iterator[bytes]:
             stream.seek(source.begin - source.lead)
         while True:
             try:
-                block = stream.read(size)
+                block = cast("BufferedIOBase", stream).read1(size)  # read() would lose what stands before the cut
             except (EOFError, zlib.error, gzip.BadGzipFile):  # cut off while it was copied
                 return
             if not block:

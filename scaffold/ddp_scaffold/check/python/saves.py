@@ -71,16 +71,22 @@ ONE_NODE = re.compile(r"mp\.spawn|multiprocessing\.spawn|MASTER_ADDR[\"']\]\s*="
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
 
 
+def saved_by_all(context: Context, call: Call) -> ast.expr | None:
+    """Return the path to which a call surely writes on all ranks, if it does not tell them apart."""
+    path = _written(call)
+    if path is None or not _on_all(context, call, 0):
+        return None
+    words = names_in(path) | _made_of(context, call.function, path)
+    return None if any(re.search(r"rank|local|gpu|pid|host", word.lower()) for word in words) else path
+
+
 def all_ranks(context: Context, function: Function) -> Iterator[Found]:
     """Yield torch.save that surely runs on all ranks, into a path that does not tell them apart."""
     if not context.plain(function.module):
         return
     for call in function.calls:
-        path = _written(call)
-        if path is None or not _on_all(context, call, 0):
-            continue
-        words = names_in(path) | _made_of(context, function, path)
-        if any(re.search(r"rank|local|gpu|pid|host", word.lower()) for word in words):
+        path = saved_by_all(context, call)
+        if path is None:
             continue
         message = (
             f"all ranks write `{shown(path, 40)}` at the same time: each truncates what another has begun,"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .everywhere import OWN, is_started, on_every_rank, ranks_run, starts_ranks
 from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
-from .saves import RENAMES
+from .saves import RENAMES, saved_by_all
 
 SETTINGS = re.compile(r"(?:args?|opts?|cfg|configs?|conf|hps?|hparams|params?|flags|para|settings|C|FLAGS|CONFIG)")
 CHOSEN = re.compile(r"log|save|write|verbose|main|master|print|rank|primary|leader|dump|gpu|dist", re.IGNORECASE)
@@ -34,8 +34,8 @@ def by_all(context: Context, function: Function) -> Iterator[Found]:
             continue
         if not on_every_rank(context, call, 0) or not _all_callers(context, function, 0):
             continue
-        if not _is_same(context, function, path, call, 0):
-            continue
+        if not _is_same(context, function, path, call, 0) or saved_by_all(context, call) is not None:
+            continue  # the latter is a finding of its own
         does = "adds to" if mode.startswith("a") else "writes"
         then = (
             "each line is there once a rank, and lines of several ranks run into each other"

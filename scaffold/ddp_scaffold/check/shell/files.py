@@ -205,29 +205,11 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
                 yield finding(
                     "DDP652", where, message, "Let the system choose one: bind port 0 on rank 0, and pass it on."
                 )
-            elif int(port) in EPHEMERAL:
-                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
-                yield finding("DDP652", where, message, "Use torchrun --standalone on one node, or a port below 32768.")
             else:
-                message = (
-                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
-                )
-                yield finding(
-                    "DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job."
-                )
+                yield _fixed_port(port, where)
     for pattern in (PORT_OPTION, PORT_VARIABLE, PORT_CONSTANT) if GROUPS.search(file.text) else ():
         for match in pattern.finditer(file.text):
-            port, where = match.groups()[-1], _place_of(file, match.start())
-            if int(port) in EPHEMERAL:
-                message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
-                yield finding("DDP652", where, message, "Make it from the job, below 32768.")
-            else:
-                message = (
-                    f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
-                )
-                yield finding(
-                    "DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node."
-                )
+            yield _fixed_port(match.groups()[-1], _place_of(file, match.start()))
     for match in REQUEUES.finditer(file.text) if "scontrol" in file.text else ():
         if not COUNTED.search(file.text) and _is_used(file, match.start(), files):
             message = "The job requeues itself and counts nothing: one that fails at once does so for ever."
@@ -238,15 +220,16 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
 def _in_settings(file: SourceFile) -> Iterator[Finding]:
     """Ports that are written down in the settings of a program, in YAML."""
     for match in ADDRESS_OF_SETTINGS.finditer(file.text):
-        port, where = match.group(1), _place_of(file, match.start(1))
-        if int(port) in EPHEMERAL:
-            message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
-            yield finding("DDP652", where, message, "Make it from the job, below 32768.")
-        else:
-            message = (
-                f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
-            )
-            yield finding("DDP651", where, message, "Make it from the job, or use torchrun --standalone on one node.")
+        yield _fixed_port(match.group(1), _place_of(file, match.start(1)))
+
+
+def _fixed_port(port: str, where: tuple[str, int, int]) -> Finding:
+    """Return what a port that is written down leads to."""
+    if int(port) in EPHEMERAL:
+        message = f"Port {port} is one that Linux gives to any outgoing connection: rank 0 may find it taken."
+        return finding("DDP652", where, message, "Use torchrun --standalone on one node, or a port below 32768.")
+    message = f"Port {port} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
+    return finding("DDP651", where, message, "Use torchrun --standalone on one node, or make it from the job.")
 
 
 def _is_used(file: SourceFile, start: int, files: Sequence[SourceFile]) -> bool:

@@ -11,14 +11,28 @@ from pathlib import PurePosixPath
 from .. import rules
 from ..files import SourceFile
 from ..findings import Finding
-from . import costs, devices, everywhere, hang, leaving, owned, results, saves, seeds, shares, stops, waiting, writes
+from . import (
+    costs,
+    devices,
+    everywhere,
+    hang,
+    leaving,
+    measures,
+    rank_zero,
+    results,
+    saves,
+    seeds,
+    stops,
+    waiting,
+    writes,
+)
 from .context import Context, Found
 from .module import Module, read
 from .parts import concerns, parts_of
 from .program import Program
 
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
-ROOMS = (hang, leaving, waiting, stops, owned, results, shares, seeds, devices, saves, costs, everywhere, writes)
+ROOMS = (hang, leaving, waiting, stops, rank_zero, results, measures, seeds, devices, saves, costs, everywhere, writes)
 ANYWHERE = tuple(rule for room in ROOMS for rule in room.RULES)
 RULES = (*ANYWHERE, *(rule for room in ROOMS for rule in room.OF_RANKS))
 

@@ -392,5 +392,42 @@ def _key_of(node: ast.AST, used: set[str]) -> str:
     return ""
 
 
+def on_gpus_by_gloo(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a group of gloo for models on GPUs: each gradient goes through the CPU."""
+    if not context.plain(function.module):
+        return
+    made = context.calls_in_component(function.module, "init_process_group")
+    for call in function.calls:
+        if call.name != INIT:
+            continue
+        backends = [c.node.args[0] if c.node.args else keyword(c.node, "backend") for c in made]
+        wraps = [
+            c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
+        ]
+        given = [keyword(c.node, "device_ids") for c in wraps]
+        placed = any(isinstance(one, ast.List) and one.elts for one in given) or any(_on_gpu(c) for c in wraps)
+        chosen = [context.default_of(function.module, one) if one is not None else None for one in backends]
+        if placed and all(is_constant(backend, "gloo") for backend in chosen):
+            message = (
+                "the models are on GPUs, and gloo copies each gradient to the CPU and sends it over TCP"
+                " sockets, at every step: NCCL sends it from GPU to GPU"
+            )
+            fix = 'write backend="nccl", and make a second group with gloo for objects on the CPU'
+            yield Found("DDP420", function.module, call.node, message, fix)
+
+
+def _on_gpu(call: Call) -> bool:
+    """Tell whether a model was moved to a GPU before DDP wraps it: `model.cuda()`."""
+    name = dotted(call.node.args[0]) if call.node.args else ""
+    moves = (c for c in call.function.calls if c.last == "cuda" and c.order <= call.order)
+    return bool(name) and any(dotted(c.node.func) == f"{name}.cuda" for c in moves)
+
+
 RULES = (late_device, options, rendezvous_files)
-OF_RANKS = (first_gpu, global_device, local_rank_as_rank, loads)  # only where several ranks run the file
+OF_RANKS = (
+    first_gpu,
+    global_device,
+    local_rank_as_rank,
+    loads,
+    on_gpus_by_gloo,
+)  # only where several ranks run the file

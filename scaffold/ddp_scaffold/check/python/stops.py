@@ -22,6 +22,13 @@ SETS_RANK = re.compile(r"environ(?:\.setdefault\(|\[)\s*['\"]RANK['\"]\s*(?:\]\s
 BROAD = {"Exception", "BaseException", "RuntimeError", "OSError", "TimeoutError", "DistBackendError", "DistError"}
 
 
+NOTICES = re.compile(
+    r"exitcode|is_alive|sentinel|connection\.wait|terminate\(|join\(timeout|SpawnContext|error_?(?:handler|queue)"
+    r"|SimpleQueue",
+    re.IGNORECASE,
+)
+
+
 def early_stops(context: Context, function: Function) -> Iterator[Found]:
     """Yield early stopping by a value of the rank's own part of the data, which no collective has shared."""
     if not context.plain(function.module):
@@ -209,5 +216,49 @@ def _same_rank(context: Context, function: Function, call: Call) -> str:
     return f"`{target.name}` takes its rank from the environment (init_process_group without rank=)"
 
 
-RULES = (retries, spawns)
+def joined(context: Context, function: Function) -> Iterator[Found]:
+    """Yield ranks that are started as processes and waited for one after the other: a death is not noticed."""
+    if not _starts(function) or NOTICES.search(ast.unparse(function.node)):
+        return
+    for call in function.calls:
+        if call.last != "join" or call.node.args or call.node.keywords or not call.place.loops:
+            continue
+        loop = call.place.loops[-1]
+        owner = dotted(call.node.func).rpartition(".")[0]
+        if not (isinstance(loop, ast.For) and dotted(loop.target) == owner):
+            continue
+        start = next((c for c in _starts(function) if _joins_group(context, c)), None)
+        if start is not None:
+            message = (
+                "the ranks are waited for one after the other: if one dies, nothing ends the others, which wait for it"
+                " in their next collective, and this process waits for them"
+            )
+            worker = shown(keyword(start.node, "target") or start.node, 30)
+            fix = f"start them with torch.multiprocessing.spawn({worker}, ...), which ends all when one dies"
+            yield Found("DDP632", function.module, call.node, message, fix)
+            return
+
+
+def _starts(function: Function) -> list[Call]:
+    return [c for c in function.calls if c.last == "Process" and keyword(c.node, "target") is not None]
+
+
+def _joins_group(context: Context, call: Call) -> bool:
+    """Tell whether what a process runs makes the group, itself or in a function that it calls."""
+    target = keyword(call.node, "target")
+    found = context.program.lookup(call.function.module, dotted(target)) if target is not None else None
+    waiting = [found] if isinstance(found, Function) else []
+    seen: set[int] = set()
+    while waiting and len(seen) < 30:
+        here = waiting.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        if any(c.name == INIT for c in here.calls):
+            return True
+        waiting += [t for c in here.calls if (t := context.program.called(c)) is not None]
+    return False
+
+
+RULES = (joined, retries, spawns)
 OF_RANKS = (early_stops,)  # only where several ranks run the file

@@ -1,21 +1,13 @@
-"""Rules for what only rank 0 has and all ranks use, and for how the ranks are started."""
+"""Rules for what only rank 0 has, and all ranks use."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .devices import INIT
 from .everywhere import on_every_rank
-from .module import Assignment, Call, Function, Guard, Place, dotted, is_constant, keyword, shown
-
-NOTICES = re.compile(
-    r"exitcode|is_alive|sentinel|connection\.wait|terminate\(|join\(timeout|SpawnContext|error_?(?:handler|queue)"
-    r"|SimpleQueue",
-    re.IGNORECASE,
-)
+from .module import Assignment, Function, Guard, Place, dotted, shown
 
 
 def only_first(context: Context, function: Function) -> Iterator[Found]:
@@ -103,80 +95,5 @@ def _reached_by_all(context: Context, function: Function) -> bool:
     return all(on_every_rank(context, site, 0) for site in sites) and context.run_by_ranks(function)
 
 
-def on_gpus_by_gloo(context: Context, function: Function) -> Iterator[Found]:
-    """Yield a group of gloo for models on GPUs: each gradient goes through the CPU."""
-    if not context.plain(function.module):
-        return
-    made = context.calls_in_component(function.module, "init_process_group")
-    for call in function.calls:
-        if call.name != INIT:
-            continue
-        backends = [c.node.args[0] if c.node.args else keyword(c.node, "backend") for c in made]
-        wraps = [
-            c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
-        ]
-        given = [keyword(c.node, "device_ids") for c in wraps]
-        placed = any(isinstance(one, ast.List) and one.elts for one in given) or any(_on_gpu(c) for c in wraps)
-        chosen = [context.default_of(function.module, one) if one is not None else None for one in backends]
-        if placed and all(is_constant(backend, "gloo") for backend in chosen):
-            message = (
-                "the models are on GPUs, and gloo copies each gradient to the CPU and sends it over TCP"
-                " sockets, at every step: NCCL sends it from GPU to GPU"
-            )
-            fix = 'write backend="nccl", and make a second group with gloo for objects on the CPU'
-            yield Found("DDP420", function.module, call.node, message, fix)
-
-
-def _on_gpu(call: Call) -> bool:
-    """Tell whether a model was moved to a GPU before DDP wraps it: `model.cuda()`."""
-    name = dotted(call.node.args[0]) if call.node.args else ""
-    moves = (c for c in call.function.calls if c.last == "cuda" and c.order <= call.order)
-    return bool(name) and any(dotted(c.node.func) == f"{name}.cuda" for c in moves)
-
-
-def joined(context: Context, function: Function) -> Iterator[Found]:
-    """Yield ranks that are started as processes and waited for one after the other: a death is not noticed."""
-    if not _starts(function) or NOTICES.search(ast.unparse(function.node)):
-        return
-    for call in function.calls:
-        if call.last != "join" or call.node.args or call.node.keywords or not call.place.loops:
-            continue
-        loop = call.place.loops[-1]
-        owner = dotted(call.node.func).rpartition(".")[0]
-        if not (isinstance(loop, ast.For) and dotted(loop.target) == owner):
-            continue
-        start = next((c for c in _starts(function) if _joins_group(context, c)), None)
-        if start is not None:
-            message = (
-                "the ranks are waited for one after the other: if one dies, nothing ends the others, which wait for it"
-                " in their next collective, and this process waits for them"
-            )
-            worker = shown(keyword(start.node, "target") or start.node, 30)
-            fix = f"start them with torch.multiprocessing.spawn({worker}, ...), which ends all when one dies"
-            yield Found("DDP632", function.module, call.node, message, fix)
-            return
-
-
-def _starts(function: Function) -> list[Call]:
-    return [c for c in function.calls if c.last == "Process" and keyword(c.node, "target") is not None]
-
-
-def _joins_group(context: Context, call: Call) -> bool:
-    """Tell whether what a process runs makes the group, itself or in a function that it calls."""
-    target = keyword(call.node, "target")
-    found = context.program.lookup(call.function.module, dotted(target)) if target is not None else None
-    waiting = [found] if isinstance(found, Function) else []
-    seen: set[int] = set()
-    while waiting and len(seen) < 30:
-        here = waiting.pop()
-        if id(here) in seen:
-            continue
-        seen.add(id(here))
-        if any(c.name == INIT for c in here.calls):
-            return True
-        waiting += [t for c in here.calls if (t := context.program.called(c)) is not None]
-    return False
-
-
-RULES = (joined,)
-OF_RANKS = (only_first, on_gpus_by_gloo)  # only where several ranks run the file
+RULES = ()
+OF_RANKS = (only_first,)  # only where several ranks run the file

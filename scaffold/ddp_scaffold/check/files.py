@@ -18,11 +18,12 @@ from typing import Literal
 from .._errors import ScaffoldError, UsageError
 from .._git import run_git
 
-Kind = Literal["python", "notebook", "shell", "env", "yaml", "toml", "docker", "other"]
+Kind = Literal["python", "notebook", "shell", "env", "yaml", "toml", "json", "markdown", "docker", "other"]
 
 # A longer file was made by a program. Most of a notebook is pictures, which are not code.
 MAX_BYTES = {"notebook": 64 << 20}
 MAX_BYTES_OTHERWISE = 2 << 20
+MAX_BYTES_OF_SETTINGS = 64 << 10  # a longer file of JSON is data
 
 SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys((".py", ".pyw"), "python"),
@@ -31,6 +32,8 @@ SUFFIXES: dict[str, Kind] = {
     ".env": "env",
     **dict.fromkeys((".yml", ".yaml"), "yaml"),
     ".toml": "toml",
+    ".json": "json",
+    ".md": "markdown",
 }
 ENV_NAME = re.compile(r"\.env(?:\..+|rc)?|nccl\.conf|\.nccl\.conf|.+\.env(?:\..+)?")
 DOCKER_NAME = re.compile(r"(?:Docker|Container)file(?:\..+)?|.+\.dockerfile", re.IGNORECASE)
@@ -178,6 +181,9 @@ def _read(path: str, inside: str, named: bool) -> SourceFile | None:
                 kind = kind_of(name, stream.readline(200).decode("latin-1"))
                 stream.seek(0)
             if kind == "other" and not named:
+                return None
+            hidden = any(part.startswith(".") for part in PurePosixPath(inside).parts)  # settings of an editor
+            if kind == "json" and (hidden or os.fstat(stream.fileno()).st_size > MAX_BYTES_OF_SETTINGS):
                 return None
             limit = MAX_BYTES.get(kind, MAX_BYTES_OTHERWISE)
             content = stream.read(limit + 1)

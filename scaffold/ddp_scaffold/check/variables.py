@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
 
 from .findings import Finding
 from .shell.rules import finding
@@ -80,6 +80,20 @@ class Project:
     torch: Releases = Releases()
     read: frozenset[str] = frozenset()  # names that the repository's own code reads
     uses_rpc: bool = True  # torch.distributed.rpc; True also where no Python was given
+    files: frozenset[str] = frozenset()  # as POSIX text below the folder that was given
+    ports: Mapping[str, int] = field(default_factory=dict)  # the first file of settings with one in each folder: others
+
+    def has(self, path: str) -> bool:
+        """Whether a file with this path, or with one that ends so, is in the repository."""
+        below = f"/{path}"
+        return any(name == path or name.endswith(below) for name in self._by_name.get(PurePosixPath(path).name, ()))
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in self.files:
+            found.setdefault(name.rpartition("/")[2], []).append(name)
+        return found
 
 
 @dataclass

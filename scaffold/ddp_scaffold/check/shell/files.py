@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..files import SourceFile
 from ..findings import Finding
 from ..variables import Project, Releases, Setting, judge, load_table, release
+from .documents import in_document
 from .ends import SETTING, ending_rules, syntax_rules
 from .launch import read_job
 from .reader import Assignment, Script, read_script, read_settings
@@ -37,8 +38,8 @@ ADDRESS = re.compile(  # of this node only: with other hosts a user has to chang
     r"|\d*[\"']\s*\+\s*str\(\s*(?:np\.)?random\.)"
 )
 ADDRESS_OF_SETTINGS = re.compile(
-    r"^[ \t]*[\"']?(?:\w*dist_?url|\w*init_method|master_port|dist_port)[\"']?\s*:\s*[\"']?"
-    r"(?:tcp://(?:localhost|127\.0\.0\.1):)?(\d{4,5})\b",
+    r"^[ \t]*[\"']?(?:\w*dist_?url|\w*init_method|(?:\w*master|\w*main_process|dist|distributed|ddp)_?port)[\"']?"
+    r"\s*[:=]\s*[\"']?(?:tcp://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):)?(\d{4,5})\b",
     re.MULTILINE | re.IGNORECASE,
 )
 GROUPS = re.compile(
@@ -66,6 +67,8 @@ def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -
     project = project_of(files) if project is None else project
     found: list[Finding] = []
     for file in files:
+        if file.kind == "markdown":
+            found += in_document(file, project)
         if CI.match(file.inside) or (file.kind == "python" and TEST.search(file.inside)):
             continue
         if file.kind == "shell":
@@ -77,8 +80,8 @@ def check_scripts(files: Sequence[SourceFile], project: Project | None = None) -
             found += _python(file, project)
         if file.kind == "python":
             found += _in_python(file, files)
-        if file.kind == "yaml":
-            found += _in_settings(file)
+        if file.path in project.ports:
+            found += _in_settings(file, project.ports[file.path])
         if file.kind in ("docker", "yaml") and re.search(r"NCCL_|GLOO_|TORCH|CUDA_LAUNCH|MASTER_", file.text):
             found += judge(list(_listed(file)), project)
     texts = {file.path: file.text for file in files if VENDOR.search(file.text)}
@@ -98,7 +101,23 @@ def project_of(files: Sequence[SourceFile]) -> Project:
             rpc = rpc or "distributed.rpc" in file.text or "import rpc" in file.text or "tensorpipe" in file.text
         elif file.kind == "toml" and file.inside.endswith("pyproject.toml") and (match := PINNED.search(file.text)):
             releases = _releases(match.group(1))
-    return Project(releases, frozenset(read), rpc or not python)
+    return Project(
+        releases, frozenset(read), rpc or not python, frozenset(file.inside for file in files), _first_ports(files)
+    )
+
+
+def _first_ports(files: Sequence[SourceFile]) -> dict[str, int]:
+    """Return, for each folder of the repository, the first file of settings with a port, and how many others have one.
+
+    A hundred settings that are alike say the same hundred times.
+    """
+    found: dict[str, list[str]] = {}
+    for file in files:
+        of_settings = file.kind in ("yaml", "json", "toml") and not TEST.search(file.inside)
+        if of_settings and ADDRESS_OF_SETTINGS.search(file.text):
+            folder, slash, _ = file.inside.partition("/")
+            found.setdefault(folder if slash else "", []).append(file.path)
+    return {paths[0]: len(paths) - 1 for paths in found.values()}
 
 
 def _releases(text: str) -> Releases:
@@ -217,10 +236,12 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
             yield finding("DDP353", _place_of(file, match.start()), message, fix)
 
 
-def _in_settings(file: SourceFile) -> Iterator[Finding]:
-    """Ports that are written down in the settings of a program, in YAML."""
+def _in_settings(file: SourceFile, others: int) -> Iterator[Finding]:
+    """Ports that are written down in the settings of a program, here and in `others`."""
     for match in ADDRESS_OF_SETTINGS.finditer(file.text):
-        yield _fixed_port(match.group(1), _place_of(file, match.start(1)))
+        found = _fixed_port(match.group(1), _place_of(file, match.start(1)))
+        also = f" ({others} other file{'s' * (others > 1)} of settings beside it: alike.)" if others else ""
+        yield replace(found, message=found.message + also)
 
 
 def _fixed_port(port: str, where: tuple[str, int, int]) -> Finding:

@@ -72,6 +72,7 @@ class Launch:
     options: Mapping[str, str]  # of torchrun, with dashes: {"--nproc-per-node": "8"}
     arguments: tuple[str, ...]  # of the training program
     unsure: bool
+    target: str = ""  # the file or the module that is started, as it is written
 
     @property
     def by_torchrun(self) -> bool:
@@ -215,9 +216,12 @@ def _launch(script: Script, command: Command) -> Launch | None:
     if program in ("torchrun", "launch"):
         options, rest, ends = _options(rest, TORCHRUN_FLAGS, dashes=True)
         arguments = tuple(word.raw for word in rest[1:])
-        return Launch(command, starter, starter_options, program, options, arguments, unsure or ends)
+        target = rest[0].raw if rest else ""
+        return Launch(command, starter, starter_options, program, options, arguments, unsure or ends, target)
     if program == "python" or (starter and program in ("shell", "other")):
-        return Launch(command, starter, starter_options, program, {}, tuple(word.raw for word in rest), unsure)
+        given = tuple(word.raw for word in rest)
+        target = next((raw for raw in given if not raw.startswith("-")), "")
+        return Launch(command, starter, starter_options, program, {}, given, unsure, target)
     return None
 
 
@@ -282,8 +286,8 @@ def _program(words: Sequence[Word]) -> tuple[str, list[Word]]:
         return "torchrun", list(words[1:])
     if re.fullmatch(r"python[\d.]*", name) and len(raw) > 1 and WHICH_TORCHRUN.fullmatch(raw[1]):
         return "torchrun", list(words[2:])
-    if re.fullmatch(r"python[\d.]*", name):
-        for number, word in enumerate(raw[1:4], 1):
+    if re.fullmatch(r"python[\d.]*", name) or VARIABLE.fullmatch(raw[0]):  # `$PYTHON -m torch.distributed.run`
+        for number, word in enumerate(raw[1:6], 1):
             if word == "-m" and number + 1 < len(raw):
                 module = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "launch"}.get(
                     raw[number + 1]
@@ -291,9 +295,10 @@ def _program(words: Sequence[Word]) -> tuple[str, list[Word]]:
                 if module:
                     return module, list(words[number + 2 :])
                 break
-            if not word.startswith("-"):
+            if not word.startswith("-") and raw[number - 1] not in ("-W", "-X"):
                 break
-        return "python", list(words[1:])
+        if name.startswith("python"):
+            return "python", list(words[1:])
     if name in ("bash", "sh", "zsh"):
         return "shell", list(words[1:])
     return "other", list(words)

@@ -102,9 +102,9 @@ class Script:
         return [command for command in self.commands if command.name in names]
 
 
-def read_script(path: str, text: str) -> Script:
-    """Read a shell script."""
-    commands, comments = _commands(tokens(text))
+def read_script(path: str, text: str, line: int = 1) -> Script:
+    """Read a shell script, or a part of another file that begins in this line."""
+    commands, comments = _commands(tokens(text, line))
     assignments: list[Assignment] = []
     simple: list[Command] = []
     for command in commands:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..findings import Finding
 from .launch import Job, Launch
@@ -28,6 +28,10 @@ ITS_OWN_HOST = r"(?:\$\(\s*hostname(?:\s+-\w+)*\s*\)|`\s*hostname(?:\s+-\w+)*\s*
 OWN_ADDRESS = re.compile(rf"(MASTER_ADDR=|--master[-_]addr[= ]|--rdzv[-_]endpoint[= ])[\"']?({ITS_OWN_HOST})")
 EPHEMERAL = range(32768, 61000)  # net.ipv4.ip_local_port_range of Linux, unless somebody changed it
 FIRST_NODE = 'Use the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1).'
+OF_THE_GROUP = re.compile(
+    r"--(?:dist|distributed|master|main_process|main|ddp|rdzv|multi|init|distributed_init)[-_]?(?:url|port|method|endpoint)"
+)
+PORT_OF_ADDRESS = re.compile(r"(?:(?:tcp://)?[^\s:/]+:)?(\d{4,5})")
 WORKERS = re.compile(r"--(?:num[-_]workers|workers|n[-_]workers|data[-_]workers|loader[-_]workers)(?:=(\d+))?$")
 
 
@@ -49,6 +53,15 @@ def starting_rules(job: Job) -> list[Finding]:
         ):
             found += rule(job, launch)
     return [*found, *_other_nodes(job), *_local_address(job), *_ports(job)]
+
+
+def as_typed(job: Job, launches: Sequence[Launch]) -> list[Finding]:
+    """Return what is wrong with commands that a document tells a user to type, whatever their machine is."""
+    found: list[Finding] = []
+    for launch in launches:
+        for rule in (_standalone, _node_rank, _gpus, _old):
+            found += rule(job, launch)
+    return [*(one for one in found if one.rule != "DDP459"), *_typed_address(job, launches), *_ports(job)]
 
 
 def _where(job: Job, launch: Launch) -> tuple[str, int, int]:
@@ -304,6 +317,21 @@ def _local_address(job: Job) -> Iterator[Finding]:
                 yield finding("DDP155", _where(job, launch), message, fix)
 
 
+def _typed_address(job: Job, launches: Sequence[Launch]) -> Iterator[Finding]:
+    """`--nnodes=2 --master_addr=127.0.0.1`, which is typed on each of the nodes."""
+    for launch in launches:
+        nodes = job.number(launch.options.get("--nnodes", ""))
+        given = [launch.options.get(option, "").strip("\"'") for option in ("--master-addr", "--rdzv-endpoint")]
+        halves = any(  # of one node, each with some of its GPUs
+            one.name == "CUDA_VISIBLE_DEVICES" and one.line == launch.command.line for one in job.script.assignments
+        )
+        if launch.by_torchrun and not halves and nodes and nodes > 1 and any(LOCAL.fullmatch(one) for one in given):
+            message = (
+                f"On each of the {nodes} nodes this is the node itself: ranks on other nodes wait at their own address."
+            )
+            yield finding("DDP155", _where(job, launch), message, "Write the address of the first node.")
+
+
 def _cpus(job: Job, launch: Launch) -> Iterator[Finding]:
     """Since Slurm 22.05 srun does not take --cpus-per-task from sbatch: a task has one CPU."""
     options = launch.starter_options
@@ -360,10 +388,14 @@ def _ports(job: Job) -> Iterator[Finding]:
         if one.name in ("MASTER_PORT", "MAIN_PROCESS_PORT") and one.literal
     ]
     for launch in job.launches:
+        given = list(_given_ports(launch.arguments))
         if "--standalone" not in launch.options:
             endpoint = launch.options.get("--rdzv-endpoint", "").strip("\"'").rpartition(":")[2]
-            port = launch.options.get("--master-port", "").strip("\"'") or endpoint
-            places.append((port, launch.command.line, launch.command.column))
+            given.append(launch.options.get("--master-port", "").strip("\"'") or endpoint)
+        places += [(port, launch.command.line, launch.command.column) for port in given]
+    for command in job.script.named("accelerate", "deepspeed"):
+        given = list(_given_ports([word.raw for word in command.words]))
+        places += [(port, command.line, command.column) for port in given]
     for text, line, column in places:
         if not re.fullmatch(r"[1-9]\d{1,4}", text or ""):
             continue
@@ -383,3 +415,14 @@ def _ports(job: Job) -> Iterator[Finding]:
                 f"Port {text} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
             )
             yield finding("DDP651", where, message, f"{fix}.")
+
+
+def _given_ports(words: Sequence[str]) -> Iterator[str]:
+    """Yield the ports that a program is given for its group: `--dist-url tcp://localhost:10001`."""
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if OF_THE_GROUP.fullmatch(name):
+            value = value if equals else "".join(words[number + 1 : number + 2])
+            match = PORT_OF_ADDRESS.fullmatch(value.strip("\"'"))
+            if match:
+                yield match[1]

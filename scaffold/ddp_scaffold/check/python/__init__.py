@@ -19,6 +19,7 @@ from . import (
     leaving,
     measures,
     rank_zero,
+    reads,
     results,
     saves,
     seeds,
@@ -32,7 +33,22 @@ from .parts import concerns, parts_of
 from .program import Program
 
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
-ROOMS = (hang, leaving, waiting, stops, rank_zero, results, measures, seeds, devices, saves, costs, everywhere, writes)
+ROOMS = (
+    hang,
+    leaving,
+    waiting,
+    stops,
+    rank_zero,
+    results,
+    measures,
+    seeds,
+    devices,
+    saves,
+    reads,
+    costs,
+    everywhere,
+    writes,
+)
 ANYWHERE = tuple(rule for room in ROOMS for rule in room.RULES)
 RULES = (*ANYWHERE, *(rule for room in ROOMS for rule in room.OF_RANKS))
 

@@ -13,6 +13,7 @@ from .effects import CERTAIN, DDP, DIST, Effects
 from .module import Call, Function, Module, Place, dotted, keyword, names_in
 from .program import Program
 from .ranks import Ranks
+from .tensors import Tensors
 
 # Packages whose objects own the loop, the loaders or the process group: advice for a plain loop would be wrong there.
 FRAMEWORKS = (
@@ -50,6 +51,7 @@ class Context:
         self.ranks = Ranks(program)
         self.effects = Effects(program, self.ranks)
         self.doubts = Doubts(self.ranks, self.effects)
+        self.tensors = Tensors(program)
         self._named: dict[str, bool] = {}
         self._said: dict[tuple[int, str], bool] = {}
         self._run_by_ranks: dict[int, bool] = {}

@@ -49,6 +49,7 @@ class Program:
         self.added = {name for module in self.modules for name in _added_to_path(module)}
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
+        self._runs: dict[int, Function | None] = {}
         self.objects = Objects(self)
         self.by_name = any(BY_NAME.search(module.file.text) for module in self.modules)
         self._unambiguous: dict[int, bool] = {}
@@ -253,6 +254,18 @@ class Program:
         if id(call) not in self._called:
             self._called[id(call)] = self.resolve(call)
         return self._called[id(call)]
+
+    def runs(self, call: Call) -> Function | None:
+        """Return the function that a call reaches, or the `__call__` or `forward` of the object that it calls."""
+        target = self.called(call)
+        if target is not None:
+            return target
+        if id(call) not in self._runs:
+            name = dotted(call.node.func)
+            made = self.objects.of_name(call.function, name) if name else None
+            found = [self.method(one, "__call__") or self.method(one, "forward") for one in made or ()]
+            self._runs[id(call)] = found[0] if len(found) == 1 else None
+        return self._runs[id(call)]
 
     def resolve(self, call: Call) -> Function | None:
         """Return what `called` does, for a call that is not one of the files' own."""

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .costs import within
 from .module import Call, Function, Module, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .results import SEEDS, without_partial
+from .steps import within
 from .stops import SPAWN
 
 MANUAL = {"torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed"}

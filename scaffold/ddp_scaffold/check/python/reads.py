@@ -1,0 +1,316 @@
+"""Rules for what makes the CPU wait for the GPU at each step of training, and for barriers there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .context import Context, Found
+from .module import Call, Function, Guard, arguments_of, last_of, shown
+from .steps import (
+    each_step,
+    holds_each_step,
+    makes_step,
+    seldom,
+    step_loops,
+    targets,
+    within,
+)
+from .tensors import Held
+
+SYNCHRONIZES = {"torch.cuda.synchronize"}
+WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
+FINITE = {"torch.isnan", "torch.isinf", "torch.isfinite"}
+BARRIER = "torch.distributed.barrier"
+WRAPS = re.compile("DistributedDataParallel|DDP")
+SHOWS = {"print", "format", "info", "set_description", "set_postfix_str", "set_postfix", "write", "debug", "msg"}
+SHOWN = {*SHOWS, "add_scalar", "log"}
+NUMBERS = {
+    *("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite", "math.sqrt", "math.exp", "math.log"),
+    *("numpy.isnan", "numpy.isfinite", "numpy.isinf"),
+}
+OF_TENSOR = {"item", "tolist", "cpu"}
+LOADERS = re.compile(r"loader|dataset|batches|epoch|range\(")
+NO_STEP = re.compile(r"eval|valid|infer|metric|post_?process|accuracy|sampler|visual|export|wrapper", re.IGNORECASE)
+DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Read:
+    """An expression that reads a tensor from the GPU, its function, and whether rank 0 alone comes to it."""
+
+    node: ast.expr
+    function: Function
+    first: bool
+    test: bool = False  # the condition of an `if`
+
+    @property
+    def told(self) -> str:
+        """Return it as a message names it."""
+        return f"if {shown(self.node, 40)}" if self.test else shown(self.node, 40)
+
+    @property
+    def tensor(self) -> str:
+        """Return the tensor that is read, as a fix names it."""
+        node = self.node
+        if (
+            self.test
+            or not isinstance(node, ast.Call)
+            or last_of(node) in SHOWS
+            or last_of(node) in ("add_scalar", "log")
+        ):
+            return "loss"
+        if isinstance(node.func, ast.Attribute) and node.func.attr in OF_TENSOR:
+            return re.sub(r"\.(?:item|cpu|tolist|detach|numpy)(?:\(\))?", "", shown(node.func, 40))
+        return shown(node.args[0], 40) if node.args else "loss"
+
+
+def per_step(context: Context, function: Function) -> Iterator[Found]:
+    """Yield what makes the CPU wait for the GPU at each step: item() of the loss, here or in a helper; a barrier."""
+    if not context.plain(function.module) or (
+        isinstance(function.node, ast.Module) and not context.run_by_ranks(function)
+    ):
+        return
+    loops: list[ast.stmt | None] = [*step_loops(context, function)]
+    if not loops and makes_step(context, function):
+        loops = [None]
+    for loop in loops:
+        if (read := _first_read(context, function, loop)) is not None:
+            ranks = "on rank 0, for which the others wait" if read.first else "on every rank"
+            message = f"`{read.told}` makes the CPU wait for the GPU at every step, {ranks}"
+            fix = f"add `{read.tensor}.detach()` up on the GPU, and read it every n steps"
+            yield Found("DDP401", read.function.module, read.node, message, fix)
+        yield from _waits(context, function, loop)
+
+
+def _waits(context: Context, function: Function, loop: ast.stmt | None) -> Iterator[Found]:
+    """Yield synchronize(), empty_cache() and barriers of each step."""
+    for call in function.calls:
+        if call.place.loops[-1:] != ((loop,) if loop is not None else ()) or not each_step(context, call):
+            continue
+        if (wait := _cuda_wait(context, call, 0)) is not None:
+            what = (
+                "waits until the GPU has done everything" if wait.name in SYNCHRONIZES else "gives memory back to CUDA"
+            )
+            guards = [(function, guard) for guard in within(call.place)]
+            guards += [(wait.function, guard) for guard in wait.place.guards if wait is not call]
+            first = any(context.ranks.guard(where, guard) == "first" for where, guard in guards)
+            ranks = "on rank 0, for which the others wait" if first else "on every rank"
+            message = f"`{shown(wait.node)}` {what}, at every step, {ranks}: the CPU cannot run ahead"
+            yield Found("DDP413", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
+        elif not within(call.place) and context.says(function.module, WRAPS) and _waits_for_all(context, call):
+            message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
+            yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
+
+
+def _cuda_wait(context: Context, call: Call, depth: int) -> Call | None:
+    """Return the call of synchronize() or empty_cache() that a call is, or surely comes to in a helper."""
+    if call.name in WAITS:
+        return call
+    if depth > 2:
+        return None
+    for target in targets(context, call):
+        for inner in target.calls:
+            if inner.place.loops or any(seldom(context, target, guard) or guard.early for guard in inner.place.guards):
+                continue
+            unknown = [g for g in inner.place.guards if context.ranks.guard(target, g) is None]
+            if unknown and not all(_asks_for_cuda(guard) for guard in unknown):
+                continue
+            if (found := _cuda_wait(context, inner, depth + 1)) is not None:
+                return found
+    return None
+
+
+def _asks_for_cuda(guard: Guard) -> bool:
+    return "cuda" in ast.unparse(guard.test).lower() and guard.holds
+
+
+def _waits_for_all(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call is a barrier, or comes to one in a helper that does not train."""
+    if call.name == BARRIER:
+        return True
+    target = context.program.called(call)
+    if target is None or depth > 2 or target is call.function:
+        return False
+    return any(
+        _waits_for_all(context, c, depth + 1)
+        and not c.place.loops
+        and all(context.ranks.alone(target, [Guard(g.test, not g.holds, g.line)]) for g in c.place.guards)
+        for c in target.calls
+    )
+
+
+def _first_read(context: Context, function: Function, loop: ast.stmt | None) -> Read | None:
+    """Return the first place at which each step of a loop reads from the GPU: on every rank, else on rank 0."""
+    found: list[Read] = []
+    held = context.tensors.held(function)
+    seen: set[tuple[int, Held]] = set()
+    for call in function.calls:
+        if not _is_in(call, loop) or not each_step(context, call, loop):
+            continue
+        if (read := _read_by(context, call, held, seen, 0)) is not None:
+            first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place, loop))
+            found.append(Read(read.node, read.function, read.first or first, read.test))
+            if not found[-1].first:
+                break
+    return next((read for read in found if not read.first), found[0] if found else None)
+
+
+def _is_in(call: Call, loop: ast.stmt | None) -> bool:
+    """Tell whether a call stands in a loop, or in one within it that goes over parts of the step."""
+    if loop is not None and loop not in call.place.loops:
+        return False
+    inner = call.place.loops[call.place.loops.index(loop) + 1 :] if loop is not None else call.place.loops
+    return all(isinstance(one, ast.For) and not LOADERS.search(ast.unparse(one.iter).lower()) for one in inner)
+
+
+def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held]], depth: int) -> Read | None:
+    """Return where a call reads a tensor from the GPU: the call itself, or a place in a helper."""
+    if reads(context, call, held):
+        return Read(call.node, call.function, False)
+    if depth > DEPTH:
+        return None
+    for target in targets(context, call):
+        given = context.tensors.given(call, target, held)
+        if (id(target), given) in seen:
+            continue
+        seen.add((id(target), given))
+        if (read := _inside(context, target, context.tensors.held(target, given), seen, depth)) is not None:
+            return read
+    return None
+
+
+def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int) -> Read | None:
+    """Return the first place in a helper that reads from the GPU whenever the helper is called."""
+    for call in target.calls:
+        first = any(context.ranks.guard(target, guard) == "first" for guard in call.place.guards)
+        if any(seldom(context, target, guard, of_rank=first) for guard in call.place.guards):
+            continue
+        if any(part == "except" for _, part in call.place.tries):
+            continue
+        if (read := _read_by(context, call, held, seen, depth + 1)) is not None:
+            return Read(read.node, read.function, read.first or first, read.test)
+    for test, place, _ in target.tests:
+        if not any(seldom(context, target, guard) for guard in place.guards) and is_test(context, target, test, held):
+            return Read(test.test, target, False, test=True)
+    return None
+
+
+def reads(context: Context, call: Call, held: Held) -> bool:
+    """Tell whether a call waits for a tensor on the GPU."""
+    func, function, line = call.node.func, call.function, call.node.lineno
+    tensors = context.tensors
+
+    def surely(node: ast.expr) -> bool:
+        return tensors.holds_at(function, node, held.surely, line)
+
+    if isinstance(func, ast.Attribute) and not call.node.args and func.attr in OF_TENSOR:
+        return _is_loss(func.value) or tensors.holds(function, func.value, held.may)
+    if call.name in NUMBERS and len(call.node.args) == 1:
+        return surely(call.node.args[0])
+    if call.last in SHOWS:
+        return any(_is_shown(context, function, one, held, line) for one in arguments_of(call.node))
+    if call.last == "add_scalar" and len(call.node.args) > 1:
+        return surely(call.node.args[1])
+    if call.name == "wandb.log" and call.node.args and isinstance(call.node.args[0], ast.Dict):
+        return any(surely(value) for value in call.node.args[0].values)
+    return False
+
+
+def _is_shown(context: Context, function: Function, node: ast.expr, held: Held, line: int) -> bool:
+    """Tell whether a text is made of a tensor on the GPU, whose value has to come to the CPU for that."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # "%.3f" % loss
+        parts = getattr(node.right, "elts", [node.right])
+        return isinstance(node.left, (ast.Constant, ast.JoinedStr)) and any(
+            context.tensors.holds_at(function, one, held.surely, line) for one in parts
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # "a" + f"{loss}"
+        return any(
+            _is_shown(context, function, one, held, line)
+            for one in (node.left, node.right)
+            if not isinstance(one, (ast.Name, ast.Attribute))
+        )
+    if isinstance(node, ast.JoinedStr):
+        values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return any(context.tensors.holds_at(function, one, held.surely, line) for one in values)
+    if isinstance(node, ast.Call) and last_of(node) not in ("str", "repr"):
+        return False
+    if isinstance(node, ast.Call):
+        node = node.args[0] if node.args else node
+    return context.tensors.holds_at(function, node, held.surely, line)
+
+
+def _is_loss(node: ast.expr) -> bool:
+    """Tell whether what is read is a loss by its names, and no number already."""
+    if isinstance(node, ast.Call) and last_of(node) in ("item", "tolist", "float", "mean_value"):
+        return False
+    return "loss" in ast.unparse(node).lower()
+
+
+def is_test(context: Context, function: Function, test: ast.If, held: Held) -> bool:
+    """Tell whether a condition asks for the value of a tensor on the GPU: `if torch.isnan(loss)`, `if loss > 10`."""
+    parts = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    for part in parts:
+        while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
+            part = part.operand
+        for one in ast.walk(part):
+            if not (isinstance(one, ast.Call) and function.module.full_name(one.func) in FINITE and one.args):
+                continue
+            if _is_loss(one.args[0]) or context.tensors.holds(function, one.args[0], held.may):
+                return True
+        of_tensor = isinstance(part, ast.Compare) or (isinstance(part, ast.Call) and last_of(part) in ("any", "all"))
+        if of_tensor and context.tensors.holds_at(function, part, held.surely, test.lineno):
+            return True
+    return False
+
+
+def checks(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `if torch.isnan(loss)` at each step: the CPU waits for the answer."""
+    if not context.plain(function.module):
+        return
+    steps = step_loops(context, function)
+    for test, place, _ in function.tests if steps else ():
+        if (
+            not place.loops
+            or place.loops[-1] not in steps
+            or not _is_asked(context, function, within(place), place.loops)
+        ):
+            continue
+        if is_test(context, function, test, context.tensors.held(function)):
+            message = f"`if {shown(test.test, 40)}` makes the CPU wait for the GPU at every step, on every rank"
+            fix = (
+                f"keep `{shown(test.test, 40)}` on the GPU, and read it every n steps, or let GradScaler skip the step"
+            )
+            yield Found("DDP401", function.module, test.test, message, fix)
+
+
+def _is_asked(context: Context, function: Function, guards: list[Guard], loops: tuple[ast.stmt, ...]) -> bool:
+    return holds_each_step(context, function, guards, loops[-1:])
+
+
+def in_forward(context: Context, function: Function) -> Iterator[Found]:
+    """Yield item() of the loss or of what is given, in the forward pass of a module: that is at every step."""
+    owner = function.of_class
+    if function.name != "forward" or owner is None or not any(base.endswith("Module") for base in owner.bases):
+        return
+    if not context.plain(function.module) or NO_STEP.search(owner.name) or not context.is_named(owner.name):
+        return
+    given = frozenset(name for name in function.parameters if name != "self")
+    held = context.tensors.held(function, Held(given))
+    for call in function.calls:
+        func = call.node.func
+        if call.place.guards or not isinstance(func, ast.Attribute) or func.attr not in OF_TENSOR or call.node.args:
+            continue
+        if _is_loss(func.value) or context.tensors.holds(function, func.value, held.may):
+            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU in every forward pass, on every rank"
+            fix = f"return `{shown(func.value, 40)}.detach()`, and read it every n steps"
+            if not _is_loss(func.value):
+                fix = f"keep `{shown(func.value, 40)}` on the GPU, or have the loader give it as a number of the CPU"
+            yield Found("DDP401", function.module, call.node, message, fix)
+            return
+
+
+RULES = (in_forward,)
+OF_RANKS = (per_step, checks)  # only where several ranks run the file

@@ -25,7 +25,7 @@ WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
 FINITE = {"torch.isnan", "torch.isinf", "torch.isfinite"}
 BARRIER = "torch.distributed.barrier"
 WRAPS = re.compile("DistributedDataParallel|DDP")
-SHOWS = {"print", "format", "info", "set_description", "set_postfix_str", "set_postfix", "write", "debug", "msg"}
+SHOWS = {"print", "format", "info", "set_description", "set_postfix_str", "set_postfix", "write", "msg"}
 SHOWN = {*SHOWS, "add_scalar", "log"}
 NUMBERS = {
     *("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite", "math.sqrt", "math.exp", "math.log"),
@@ -33,7 +33,12 @@ NUMBERS = {
 }
 OF_TENSOR = {"item", "tolist", "cpu"}
 LOADERS = re.compile(r"loader|dataset|batches|epoch|range\(")
-NO_STEP = re.compile(r"eval|valid|infer|metric|post_?process|accuracy|sampler|visual|export|wrapper", re.IGNORECASE)
+NO_STEP = re.compile(
+    r"eval|valid|infer|metric|post_?process|accuracy|sampler|visual|export|wrapper|inception|(?:^|_)fid|statistics"
+    r"|test|demo|predict",
+    re.IGNORECASE,
+)
+MEASURES = re.compile(r"profil|bench", re.IGNORECASE)
 DEPTH = 4
 
 
@@ -50,6 +55,11 @@ class Read:
     def told(self) -> str:
         """Return it as a message names it."""
         return f"if {shown(self.node, 40)}" if self.test else shown(self.node, 40)
+
+    @property
+    def of_loss(self) -> bool:
+        """Tell whether it is `loss.item()`, which whoever reads the loop sees first."""
+        return isinstance(self.node, ast.Call) and last_of(self.node) in OF_TENSOR and _is_loss(self.node.func)
 
     @property
     def tensor(self) -> str:
@@ -72,6 +82,8 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module) or (
         isinstance(function.node, ast.Module) and not context.run_by_ranks(function)
     ):
+        return
+    if MEASURES.search(function.name):
         return
     loops: list[ast.stmt | None] = [*step_loops(context, function)]
     if not loops and makes_step(context, function):
@@ -153,9 +165,7 @@ def _first_read(context: Context, function: Function, loop: ast.stmt | None) -> 
         if (read := _read_by(context, call, held, seen, 0)) is not None:
             first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place, loop))
             found.append(Read(read.node, read.function, read.first or first, read.test))
-            if not found[-1].first:
-                break
-    return next((read for read in found if not read.first), found[0] if found else None)
+    return min(found, key=lambda read: (read.first, read.function is not function, not read.of_loss), default=None)
 
 
 def _is_in(call: Call, loop: ast.stmt | None) -> bool:
@@ -183,15 +193,23 @@ def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held
 
 
 def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int) -> Read | None:
-    """Return the first place in a helper that reads from the GPU whenever the helper is called."""
+    """Return the first place in a helper that reads from the GPU whenever it is called, of a loss before others."""
+    found: Read | None = None
     for call in target.calls:
         first = any(context.ranks.guard(target, guard) == "first" for guard in call.place.guards)
         if any(seldom(context, target, guard, of_rank=first) for guard in call.place.guards):
             continue
         if any(part == "except" for _, part in call.place.tries):
             continue
+        if found is not None and not reads(context, call, held):
+            continue
         if (read := _read_by(context, call, held, seen, depth + 1)) is not None:
-            return Read(read.node, read.function, read.first or first, read.test)
+            read = Read(read.node, read.function, read.first or first, read.test)
+            if read.of_loss and not read.first:
+                return read
+            found = found or read
+    if found is not None:
+        return found
     for test, place, _ in target.tests:
         if not any(seldom(context, target, guard) for guard in place.guards) and is_test(context, target, test, held):
             return Read(test.test, target, False, test=True)
@@ -260,7 +278,8 @@ def is_test(context: Context, function: Function, test: ast.If, held: Held) -> b
                 continue
             if _is_loss(one.args[0]) or context.tensors.holds(function, one.args[0], held.may):
                 return True
-        of_tensor = isinstance(part, ast.Compare) or (isinstance(part, ast.Call) and last_of(part) in ("any", "all"))
+        plain = isinstance(part, ast.Compare) and not isinstance(part.comparators[0], (ast.Name, ast.Attribute))
+        of_tensor = plain or (isinstance(part, ast.Call) and last_of(part) in ("any", "all"))
         if of_tensor and context.tensors.holds_at(function, part, held.surely, test.lineno):
             return True
     return False
@@ -295,7 +314,9 @@ def in_forward(context: Context, function: Function) -> Iterator[Found]:
     owner = function.of_class
     if function.name != "forward" or owner is None or not any(base.endswith("Module") for base in owner.bases):
         return
-    if not context.plain(function.module) or NO_STEP.search(owner.name) or not context.is_named(owner.name):
+    if not context.plain(function.module) or not context.is_named(owner.name):
+        return
+    if NO_STEP.search(owner.name) or NO_STEP.search(function.module.parts[-1] if function.module.parts else ""):
         return
     given = frozenset(name for name in function.parameters if name != "self")
     held = context.tensors.held(function, Held(given))

@@ -22,7 +22,17 @@ NORMS = {"clip_grad_norm_", "clip_grad_norm", "get_total_norm"}
 OF_HOST = {
     *("item", "tolist", "cpu", "numpy", "size", "dim", "numel", "shape", "dtype", "device", "ndim", "is_cuda", "name"),
     *("requires_grad", "backward", "step", "keys", "append", "extend", "update", "add_scalar", "log", "format", "join"),
-    *("parameters", "named_parameters", "state_dict", "to_dict", "param_groups", "get_lr", "get_last_lr", "is_cuda"),
+    *(
+        "parameters",
+        "named_parameters",
+        "state_dict",
+        "to_dict",
+        "param_groups",
+        "get_lr",
+        "get_last_lr",
+        "element_size",
+    ),
+    *("nelement", "stride", "data_ptr", "is_contiguous", "grad_fn"),
 }
 FUNCTIONS_OF_HOST = {
     *("float", "int", "str", "bool", "len", "isinstance", "type", "print", "range", "format", "repr", "round", "id"),
@@ -207,6 +217,7 @@ class Tensors:
                 tuples = [v.elts for v in values if isinstance(v, ast.Tuple) and part < len(v.elts)]
                 values = [elements[part] for elements in tuples] if len(tuples) == len(values) else values
             may = any(self.holds(function, value, held.may) for value in values)
+            values = [value for value in values if not isinstance(value, ast.Constant)]
             surely = bool(values) and all(
                 not isinstance(value, ast.Tuple) and self.holds_at(function, value, held.surely, value.lineno)
                 for value in values
@@ -269,9 +280,9 @@ def is_step_of_scaler(call: Call) -> bool:
 def _tensors_in(node: ast.expr) -> set[str]:
     """Return the names of which a loss is made: of `scaler.scale(loss / n)` the loss."""
     if isinstance(node, ast.Call):
-        inner = [*node.args]
-        if isinstance(node.func, ast.Attribute) and not (node.args and last_of(node) in ("scale", "scale_loss")):
-            inner.append(node.func.value)
+        scales = last_of(node) in ("scale", "scale_loss", "sum") or dotted(node.func).startswith("torch.")
+        inner = node.args if scales and node.args else [getattr(node.func, "value", node.func)]
+        inner = inner if scales or isinstance(node.func, ast.Attribute) else []
         return {name for one in inner for name in _tensors_in(one)}
     if isinstance(node, ast.BinOp):
         both = _tensors_in(node.left) | _tensors_in(node.right)

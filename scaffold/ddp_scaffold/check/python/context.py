@@ -58,6 +58,7 @@ class Context:
         self._joined: dict[int, bool] = {}
         self._on_gpu: dict[int, frozenset[str]] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
+        self._below: dict[int, list[Module]] = {}
 
     @cached_property
     def distributed(self) -> dict[int, str]:
@@ -92,6 +93,25 @@ class Context:
         for module in self.program.modules:
             found.setdefault(self.program.component[id(module)], []).append(module)
         return found
+
+    def below(self, module: Module) -> list[Module]:
+        """Return a file with what it imports, directly or not."""
+        if id(module) not in self._below:
+            found, waiting = {id(module): module}, [module]
+            while waiting:
+                new = [one for one in self.program.imports_of(waiting.pop()) if id(one) not in found]
+                found.update((id(one), one) for one in new)
+                waiting += new
+            self._below[id(module)] = list(found.values())
+        return self._below[id(module)]
+
+    def programs_with(self, module: Module) -> list[list[Module]]:
+        """Return the files of each program that has a file: of what runs itself, or is imported by nothing."""
+        files = self.in_component(module)
+        imported = {id(target) for one in files for target in self.program.imports_of(one)}
+        starts = [one for one in files if id(one) not in imported or one.runs_itself]
+        found = [self.below(one) for one in starts or files]
+        return [part for part in found if any(one is module for one in part)]
 
     def calls_in_component(self, module: Module, last: str) -> list[Call]:
         """Return the calls of something with this last name in all files that are connected with one."""
@@ -244,10 +264,10 @@ def framework_of(module: Module) -> str:
 
 
 def wraps_ddp(module: Module) -> bool:
-    """Tell whether a file makes a DistributedDataParallel of PyTorch, or averages the gradients itself."""
+    """Tell whether a file makes a DistributedDataParallel of PyTorch or apex, or averages the gradients itself."""
     return any(
-        (DDP.fullmatch(call.name) and (call.name.startswith("torch.") or "." not in call.name))
-        or (call.name == "torch.distributed.all_reduce" and is_of_gradient(call))
+        (DDP.fullmatch(call.name) and (call.name.startswith(("torch.", "apex.")) or "." not in call.name))
+        or (call.name == "torch.distributed.all_reduce" and (is_of_gradient(call) or _of_flat_gradients(call)))
         for function in module.functions
         for call in function.calls
     )
@@ -257,6 +277,12 @@ def is_of_gradient(call: Call) -> bool:
     """Tell whether a call is given the gradient of one parameter, `p.grad` or `p.grad.data`."""
     given = dotted(call.node.args[0]) if call.node.args else ""
     return given.endswith((".grad", ".grad.data"))
+
+
+def _of_flat_gradients(call: Call) -> bool:
+    """Tell whether a call stands where gradients are put into one tensor: `_flatten_dense_tensors(grads)`."""
+    flat = any(other.last == "_flatten_dense_tensors" for other in call.function.calls)
+    return flat and any("grad" in name for name in names_in(call.function.node))
 
 
 def _puts_on_gpu(value: ast.expr) -> bool:

@@ -284,7 +284,7 @@ class Effects:
         if key in self._summary:
             return self._summary[key]
         self._summary[key] = []  # for a function that calls itself
-        if depth > MAX_DEPTH or _is_generator(function) or _is_cached(function):
+        if depth > MAX_DEPTH or is_generator(function) or _is_cached(function):
             return []
         found: dict[str, Effect] = {}
         for call in function.calls:
@@ -465,7 +465,8 @@ def _of_group(call: Call, last: str) -> bool:
     return group is not None and not is_constant(group, None) and not dotted(group).endswith("WORLD")
 
 
-def _is_generator(function: Function) -> bool:
+def is_generator(function: Function) -> bool:
+    """Tell whether a function yields."""
     stack: list[ast.AST] = list(getattr(function.node, "body", ()))
     while stack:
         node = stack.pop()

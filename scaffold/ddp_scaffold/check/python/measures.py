@@ -75,7 +75,7 @@ def on_all(context: Context, function: Function) -> Iterator[Found]:
             continue
         if shares_itself(context, function, call) or not on_every_rank(context, call, 0):
             continue
-        if not context.run_by_ranks(function) or not comes_to(context, function, name, _all_evaluate, held_out=True):
+        if not context.run_by_ranks(function) or not comes_to(context, function, name, _all_evaluate):
             continue
         message = (
             f"every rank goes over all of `{name}` and computes the same: n ranks take as long for the validation as"

@@ -450,6 +450,22 @@ class Program:
             waiting += [parent for parent in parents if isinstance(parent, Class)]
         return found
 
+    def family(self, owner: Class) -> list[Class]:
+        """Return a class with those that it inherits from, and those that inherit from it."""
+        found, waiting = {id(owner): owner}, [owner]
+        while waiting and len(found) < 20:
+            here = waiting.pop()
+            bases = (self.lookup(here.module, dotted(base)) for base in here.node.bases if dotted(base))
+            near = [one for one in bases if isinstance(one, Class)]
+            near += [
+                one
+                for one in self._children[here.name]
+                if self.component[id(one.module)] == self.component[id(here.module)]
+            ]
+            waiting += [one for one in near if id(one) not in found]
+            found.update((id(one), one) for one in near)
+        return list(found.values())
+
     def constant(self, module: Module, name: str, depth: int = 0) -> tuple[Module, ast.expr] | None:
         """Return the file and the value of a name that a file sets once, here or where it is imported from."""
         first, _, rest = name.partition(".")

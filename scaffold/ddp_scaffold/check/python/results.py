@@ -6,15 +6,18 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from .context import Context, Found
+from .context import Context, Found, wraps_ddp
+from .effects import is_generator
+from .flow import places_of, places_of_name
 from .module import (
-    Assignment,
     Call,
     Class,
     Function,
+    Module,
     Place,
     argument,
     arguments_of,
+    default_of,
     dotted,
     is_constant,
     keyword,
@@ -25,17 +28,21 @@ from .ranks import COUNT
 
 TRAIN = re.compile(r"(?:^|_)tra?i?n(?:ing)?(?:_|$)|^(?:data_?)?loader$", re.IGNORECASE)
 HANDED_ON = re.compile(
-    r"\.set_epoch\b(?!\s*\()|getattr\([^()]*[\"']set_epoch"
-)  # as a value: `begin = sampler.set_epoch`
+    r"\.set_epoch\b(?!\s*\()|getattr\([^()]*[\"']set_epoch|sampler\.epoch\s*\+?=[^=]"
+)  # as a value: `begin = sampler.set_epoch`; or the attribute behind it
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
 )
 COCO = re.compile("COCOeval|CocoEvaluator|COCOEvaluator")
 TOGETHER = re.compile(
-    r"torchmetrics|accelerate|evaluate\.load|ignite|gather|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
+    r"torchmetrics|accelerate|evaluate\.load|ignite|all_gather|gather_object|gather_for|(?:dist|distributed|comm)\.gather"
+    r"|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
 )
 EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
+# Of a class that is made like DistributedSampler: `indices += indices[: total - len(indices)]`.
+PADS = re.compile(r"(\w+) (?:\+= \1\[|= \1 \+ \1\[)|\.extend\((\w+)\[:")
+JOINS = re.compile(r"reduc|gather|agree|consensus|synchronize_|(?:^|_)sync(?!_?b|hronize$)", re.IGNORECASE)
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {
     *("all_reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce", "all_gather_into_tensor"),
@@ -62,7 +69,7 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue  # what is done with the samples stands here, and is no training
         if HELD_OUT.search(name) or call.place.guards or shares_itself(context, function, call):
             continue
-        if not comes_to(context, function, name, _trained_on, held_out=False):
+        if not comes_to(context, function, name, _trained_on):
             continue
         message = (
             f"every rank reads all samples of `{name}`: an epoch on n ranks reads each sample n times, and the ranks'"
@@ -76,105 +83,31 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
 End = Callable[[Context, Function, Callable[[ast.expr], bool]], bool]
 
 
-def comes_to(context: Context, function: Function, name: str, end: End, held_out: bool, depth: int = 0) -> bool:
+def comes_to(context: Context, function: Function, name: str, end: End) -> bool:
     """Tell whether what a variable holds comes to an `end`: here, in what it is given to, or where it is returned."""
-    if depth > 3 or not name:
-        return False
-
-    def holds(node: ast.expr) -> bool:
-        return name in _names(node)
-
-    if name.startswith("self.") and function.of_class is not None:
-        return any(_given_on(context, m, holds, end, held_out, depth) for m in function.of_class.methods.values())
-    if _given_on(context, function, holds, end, held_out, depth):
-        return True
-    if isinstance(function.node, ast.Module) and depth == 0:  # a variable of the file, which its functions use
-        users = [
-            f for f in function.module.functions if f is not function and name not in {*f.assignments, *f.parameters}
-        ]
-        if any(end(context, user, holds) for user in users):
-            return True
-    mine = [(n, a) for n, found in function.assignments.items() if n.startswith("self.") for a in found]
-    kept = [n for n, assignment in mine if _is(assignment.value, name)]
-    if any(comes_to(context, function, one, end, held_out, depth + 1) for one in kept):
-        return True
-    returned = [e.node for e in function.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
-    if not any(name in names_in(node) for node in returned):
-        return False
-    for site in context.program.sites.get(id(function), ()):
-        made = site.node
-        if _given_on(context, site.function, lambda node, made=made: made in ast.walk(node), end, held_out, depth):  # type: ignore[misc]
-            return True
-        given = [(n, a) for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
-        alike = [n for n, _ in given if len(given) == 1 or bool(HELD_OUT.search(n)) == held_out]
-        parts = _parts_of(returned, name)
-        wanted = [n for n, a in given if any(n == _at(a.node, part) for part in parts)]
-        if not wanted and not (parts and any(_is_unpacked(a.node) for _, a in given)):
-            wanted = alike
-        if any(comes_to(context, site.function, n, end, held_out, depth + 1) for n in wanted):
-            return True
-    return False
+    return bool(name) and any(end(context, *place) for place in places_of_name(context.program, function, name))
 
 
-def _is(value: ast.expr | None, name: str) -> bool:
-    return value is not None and dotted(value) == name
-
-
-def _parts_of(returned: list[ast.Return], name: str) -> list[tuple[int, int]]:
-    """Return the number of a variable in each tuple that a function returns with it, and the length of that."""
-    tuples = [[dotted(one) for one in node.value.elts] for node in returned if isinstance(node.value, ast.Tuple)]
-    return [(names.index(name), len(names)) for names in tuples if name in names]
-
-
-def _is_unpacked(statement: ast.stmt) -> bool:
-    return any(isinstance(target, ast.Tuple) for target in getattr(statement, "targets", ()))
-
-
-def _at(statement: ast.stmt, part: tuple[int, int]) -> str:
-    """Return the name that an assignment gives to a part of a tuple, or an empty text."""
-    for target in getattr(statement, "targets", ()):
-        if isinstance(target, ast.Tuple) and len(target.elts) == part[1]:
-            return dotted(target.elts[part[0]])
-    return ""
-
-
-def _given_on(
-    context: Context,
-    function: Function,
-    holds: Callable[[ast.expr], bool],
-    end: End,
-    held_out: bool,
-    depth: int,
-) -> bool:
-    """Tell whether what `holds` recognises comes to its end in a function, or in one that the function gives it to."""
-    if end(context, function, holds):
-        return True
-    for call in function.calls:
-        target = context.program.called(call)
-        if target is None or target is function:
-            continue
-        for parameter in target.parameters:
-            value = argument(call, target, parameter) if parameter not in ("self", "cls") else None
-            if value is not None and holds(value) and comes_to(context, target, parameter, end, held_out, depth + 1):
-                return True
-    return False
+def loader_comes_to(context: Context, function: Function, loader: Call, end: End) -> bool:
+    """Tell whether a loader comes to an `end`, under its name or as what a function returns."""
+    return any(end(context, *place) for place in places_of(context.program, function, loader.node))
 
 
 def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something with a backward pass in the loop."""
-    for loop, _ in function.loops:
-        if isinstance(loop, ast.For) and holds(loop.iter):
-            inner = [c for c in function.calls if loop in c.place.loops]
-            deep = (t for c in inner if (t := context.program.called(c)) is not None)
-            if any(c.last == "backward" for c in inner) or any(c.last == "backward" for t in deep for c in t.calls):
-                return True
-    return False
+    loops = {loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)}
+    for call in function.calls:
+        if call.last == "next" and call.node.args and call.place.loops and holds(call.node.args[0]):
+            loops.add(call.place.loops[-1])  # type: ignore[arg-type]  # a loop of any kind
+    inner = [c for c in function.calls if loops & set(c.place.loops)] if loops else []
+    return any(c.last == "backward" or "scaler" in c.last or _trains(context, c) for c in inner)
 
 
 def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
-    loops = [loop for loop in loops if not _keeps_by_index(loop)]
+    if any(_keeps_by_index(loop) for loop in loops):
+        return False
     trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
     return bool(loops) and not trains and context.run_by_ranks(function) and reduces(context, function)
 
@@ -182,6 +115,8 @@ def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr]
 def _keeps_by_index(loop: ast.For) -> bool:
     """Tell whether results are put at the sample's own place, so that one that comes twice is kept once."""
     given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    if any(isinstance(part, ast.Attribute) and part.attr in ("index_copy_", "index_add_") for part in ast.walk(loop)):
+        return True
     return any(
         isinstance(target, ast.Subscript) and given & names_in(target.slice)
         for statement in ast.walk(loop)
@@ -203,11 +138,6 @@ def reduces(context: Context, function: Function, depth: int = 0) -> bool:
 
 def _names(node: ast.expr) -> set[str]:
     return {dotted(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
-
-
-def _made_by(assignment: Assignment, call: Call) -> bool:
-    value = assignment.value if assignment.value is not None else getattr(assignment.node, "value", None)
-    return value is call.node
 
 
 def shares_itself(context: Context, function: Function, call: Call) -> bool:
@@ -248,49 +178,97 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        if call.last != SAMPLER or not (call.name.startswith("torch.") or call.name == SAMPLER):
+        if not call.last.endswith("Sampler") or not is_sampler(context, function, call):
             continue
-        if isinstance(context.program.lookup(function.module, dotted(call.node.func)), Class):
-            continue  # one of these files' own
         name = _assigned(function, call)
-        in_order = is_constant(keyword(call.node, "shuffle"), False)
-        held_out = HELD_OUT.search(name.rpartition(".")[2]) or any(
-            HELD_OUT.search(part) for arg in call.node.args[:1] for part in names_in(arg)
-        )
-        if held_out:
-            if (
-                context.ranks.alone(function, call.place.guards)
-                or _names_samples(context, function)
-                or _warns(function)
-            ):
-                continue
-            loader = _loader_with(function, name)
-            counted = loader is not None and loader_comes_to(context, function, loader, _reduced_on)
-            if counted and not is_constant(keyword(call.node, "drop_last"), True):
-                yield _padded(function, call, f"`{name}`" if name else "the sampler")
-            elif (
-                not counted
-                and loader is not None
-                and not _reduces_anywhere(context, function)
-                and loader_comes_to(context, function, loader, _measured_alone)
-            ):
-                yield _of_one_part(function, call, name)
+        loaders = list(_loaders_with(context, function, call))
+        if _is_held_out(function, call, name, loaders):
+            yield from _of_validation(context, function, call, name, loaders)
             continue
-        if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, name):
-            yield _padded(function, call, f"the sampler `{name}`")
-        told = context.calls_in_component(function.module, "set_epoch") or context.says(function.module, HANDED_ON)
-        inline = not name and _inline(context, function, call)
-        if (
-            not in_order
-            and (name or inline)
-            and not told
-            and not HELD_OUT.search(function.name)
-            and _epochs(context, function)
-        ):
+        if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, loaders):
+            yield _padded(function, call, f"the sampler `{name}`" if name else "this sampler")
+        if _may_shuffle(context, function, call) and _never_told(context, function, call, loaders):
             named = f"`{name}`" if name else "this sampler"
             message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
             fix = f"call `{name or 'loader.sampler'}.set_epoch(epoch)` at the beginning of each epoch"
             yield Found("DDP202", function.module, call.node, message, fix)
+
+
+def is_sampler(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a call makes torch's DistributedSampler, or one of these files that is made like it and pads."""
+    made = context.program.lookup(function.module, dotted(call.node.func)) if dotted(call.node.func) else None
+    if isinstance(made, Class):
+        return any(base.endswith("Sampler") for base in made.bases) and bool(PADS.search(ast.unparse(made.node)))
+    return call.last == SAMPLER and (call.name.startswith("torch.") or call.name == SAMPLER)
+
+
+def _is_held_out(function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]) -> bool:
+    """Tell whether a sampler is one of a validation, by its name, its data set's or that of its loaders."""
+    words = [name.rpartition(".")[2], *(part for arg in call.node.args[:1] for part in names_in(arg))]
+    words += [part for arg in [keyword(call.node, "dataset")] if arg is not None for part in names_in(arg)]
+    if TRAIN.search(words[0]):
+        return False
+    named = [_assigned(where, loader).rpartition(".")[2] for where, loader in loaders]
+    return any(HELD_OUT.search(word) for word in words) or (bool(named) and all(HELD_OUT.search(n) for n in named))
+
+
+def _of_validation(
+    context: Context, function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]
+) -> Iterator[Found]:
+    """Yield a sampler of validation whose repeated samples are counted, or whose parts nothing takes together."""
+    if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
+        return
+    whole = [(where, loader) for where, loader in loaders if not _leaves_out(loader)]
+    if any(loader_comes_to(context, where, loader, _reduced_on) for where, loader in whole):
+        if not is_constant(keyword(call.node, "drop_last"), True):
+            yield _padded(function, call, f"`{name}`" if name else "the sampler")
+    elif any(loader_comes_to(context, where, loader, _measured_alone) for where, loader in loaders):
+        yield _of_one_part(function, call, name)
+
+
+def _leaves_out(loader: Call) -> bool:
+    """Tell whether a loader leaves out the last batch, and with it what the sampler has repeated."""
+    size = loader.node.args[1] if len(loader.node.args) > 1 else keyword(loader.node, "batch_size")
+    one = is_constant(size or ast.Constant(1), 1)
+    return is_constant(keyword(loader.node, "drop_last"), True) and not one
+
+
+def _never_told(context: Context, function: Function, call: Call, loaders: Sequence[tuple[Function, Call]]) -> bool:
+    """Tell whether a program that trains over epochs with a sampler has no set_epoch in any of its files."""
+    if HELD_OUT.search(function.name):
+        return False
+    evaluated = any(loader_comes_to(context, where, loader, _evaluated_alone) for where, loader in loaders)
+    trains: set[int] = set()  # the files of the loops
+
+    def noted(context: Context, user: Function, holds: Callable[[ast.expr], bool]) -> bool:
+        if _trained_on(context, user, holds):
+            trains.add(id(user.module))
+        return False
+
+    for where, loader in loaders:
+        loader_comes_to(context, where, loader, noted)
+    if evaluated and not trains:
+        return False
+    if not _tells(context, context.in_component(function.module)):
+        return any(_epochs(module) for module in context.in_component(function.module))
+    return any(
+        not _tells(context, files) and any(_epochs(module) for module in files)
+        for files in context.programs_with(function.module)
+        if trains & {id(module) for module in files} and any(wraps_ddp(module) for module in files)
+    )
+
+
+def _tells(context: Context, files: Sequence[Module]) -> bool:
+    """Tell whether one of these files calls set_epoch, or hands it on."""
+    ids = {id(module) for module in files}
+    calls = context.calls_in_component(files[0], "set_epoch")
+    return any(id(c.function.module) in ids for c in calls) or any(HANDED_ON.search(m.file.text) for m in files)
+
+
+def _evaluated_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function loops over something without a backward pass."""
+    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    return bool(loops) and not is_generator(function) and not _trained_on(context, function, holds)
 
 
 def _padded(function: Function, call: Call, name: str) -> Found:
@@ -311,16 +289,24 @@ def _of_one_part(function: Function, call: Call, name: str) -> Found:
     return Found("DDP215", function.module, call.node, message, fix)
 
 
-def _reduces_anywhere(context: Context, function: Function) -> bool:
-    """Tell whether any file that is connected with this one may take results together, also by a library's metric."""
-    if context.says(function.module, TOGETHER):
+def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a caller may take the ranks' results together, or a library that the files name."""
+    if TOGETHER.search(function.module.file.text) or any(JOINS.search(c.last) for c in function.calls):
         return True
-    return any(
-        not any(b.last == "backward" and b.place.loops[-1:] == c.place.loops[-1:] for b in c.function.calls)
-        for last in REDUCTIONS
-        for c in context.calls_in_component(function.module, last)
-        if "grad" not in c.function.name
-    )
+    for site in context.program.sites.get(id(function), ()):
+        behind = [c for c in site.function.calls if c.order > site.order]
+        trained = {c.place.loops[-1:] for c in behind if c.last == "backward"}
+        for call in behind:
+            if call.place.loops[-1:] not in trained and (call.last in REDUCTIONS or _calls_reduction(context, call)):
+                return True
+        if depth < 3 and _taken_elsewhere(context, site.function, depth + 1):
+            return True
+    return False
+
+
+def _calls_reduction(context: Context, call: Call) -> bool:
+    target = context.program.called(call)
+    return target is not None and target is not call.function and reduces(context, target)
 
 
 def _measured_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
@@ -328,17 +314,20 @@ def _measured_alone(context: Context, function: Function, holds: Callable[[ast.e
     loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
     evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
-    return bool(loops) and not trains and bool(evaluates) and not reduces(context, function)
+    if not loops or trains or not (evaluates or EVALUATES.search(function.name)) or reduces(context, function):
+        return False
+    return context.run_by_ranks(function) and not _taken_elsewhere(context, function)
 
 
-def _evaluates(context: Context, function: Function, call: Call, name: str) -> bool:
+def _evaluates(context: Context, function: Function, call: Call, loaders: Sequence[tuple[Function, Call]]) -> bool:
     """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
-    loader = _loader_with(function, name)
-    if loader is None or is_constant(keyword(call.node, "drop_last"), True):
+    if is_constant(keyword(call.node, "drop_last"), True) or context.ranks.alone(function, call.place.guards):
         return False
-    if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
+    if _names_samples(context, function) or _warns(function):
         return False
-    return loader_comes_to(context, function, loader, _counted_on)
+    return any(
+        loader_comes_to(context, where, loader, _counted_on) for where, loader in loaders if not _leaves_out(loader)
+    )
 
 
 def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
@@ -348,30 +337,21 @@ def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr]
     )
 
 
-def _loader_with(function: Function, sampler: str) -> Call | None:
-    """Return the loader that is given a sampler, unless it leaves out what the sampler has repeated."""
-    for call in function.calls:
-        given = keyword(call.node, "sampler") if call.last == "DataLoader" else None
-        if given is not None and sampler and sampler in _names(given):
-            chosen = isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test)
-            return None if chosen or is_constant(keyword(call.node, "drop_last"), True) else call
-    return None
-
-
-def loader_comes_to(context: Context, function: Function, loader: Call, end: End) -> bool:
-    """Tell whether a loader comes to an `end` of validation, under its name or as what a function returns."""
-    if name := _assigned(function, loader):
-        return comes_to(context, function, name, end, held_out=True)
-    if not any(isinstance(e.node, ast.Return) and e.node.value is loader.node for e in function.exits):
-        return False
-    for site in context.program.sites.get(id(function), ()):
-        names = [n for n, found in site.function.assignments.items() for a in found if _made_by(a, site)]
-        if any(
-            HELD_OUT.search(n.rpartition(".")[2]) and comes_to(context, site.function, n, end, held_out=True)
-            for n in names
-        ):
-            return True
-    return False
+def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[tuple[Function, Call]]:
+    """Yield the loaders that are given a sampler, each with the function in which it is made."""
+    seen: set[int] = set()
+    for where, holds in places_of(context.program, function, sampler.node):
+        for call in where.calls:
+            if not call.last.endswith("DataLoader") or id(call) in seen:
+                continue
+            given = keyword(call.node, "sampler") or keyword(call.node, "batch_sampler")
+            given = given or (call.node.args[3] if len(call.node.args) > 3 else None)
+            if given is None or not holds(given):
+                continue
+            if isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test):
+                continue  # which of two it is given is not known
+            seen.add(id(call))
+            yield where, call
 
 
 def _warns(function: Function) -> bool:
@@ -388,38 +368,34 @@ def _names_samples(context: Context, function: Function) -> bool:
     return context.says(function.module, COCO)
 
 
-def _may_shuffle(function: Function, call: Call, sites: Sequence[Call]) -> bool:
-    """Tell whether a sampler that a helper makes shuffles, as far as its callers tell."""
+def _may_shuffle(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a sampler shuffles, as far as its call and those of the helper that makes it tell."""
     shuffle = keyword(call.node, "shuffle")
+    if shuffle is None and len(call.node.args) > 3:
+        shuffle = call.node.args[3]
     if shuffle is None or is_constant(shuffle, True):
         return True
-    given = (
-        [argument(site, function, dotted(shuffle)) for site in sites] if dotted(shuffle) in function.parameters else []
-    )
-    return any(is_constant(value, True) for value in given)
+    if is_constant(shuffle, False):
+        return False
+    name = dotted(shuffle)
+    if name not in function.parameters:
+        return True
+    default = default_of(function, name)
+    sites = context.program.sites.get(id(function), ())
+    given = [argument(site, function, name) or default for site in sites]
+    return any(value is not None and not is_constant(value, False) for value in given)
 
 
-def _inline(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether a sampler is made where a loader is given it, and the loader is not one of a validation."""
-    returned = any(e.node.value is call.node for e in function.exits if isinstance(e.node, ast.Return))
-    if returned:
-        sites = context.program.sites.get(id(function), ())
-        return _may_shuffle(function, call, sites) and any(_inline(context, site.function, site) for site in sites)
-    for other in function.calls:
-        given = keyword(other.node, "sampler") if other.last == "DataLoader" else None
-        if given is not None and any(part is call.node for part in ast.walk(given)):
-            return not HELD_OUT.search(_assigned(function, other)) and not HELD_OUT.search(function.name)
-    return False
-
-
-def _epochs(context: Context, function: Function) -> bool:
-    """Tell whether a file that is connected with this one loops over epochs."""
+def _epochs(module: Module) -> bool:
+    """Tell whether a file loops over epochs."""
     return any(
         _yields_again(loop)
-        or (isinstance(loop, ast.For) and ("epoch" in ast.unparse(loop.target).lower() or _endless(loop, place)))
-        for module in context.in_component(function.module)
-        for other in module.functions
-        for loop, place in other.loops
+        or (
+            isinstance(loop, ast.For)
+            and ("epoch" in f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower() or _endless(loop, place))
+        )
+        for function in module.functions
+        for loop, place in function.loops
     )
 
 

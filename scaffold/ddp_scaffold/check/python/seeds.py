@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from .context import Context, Found
-from .module import Call, Function, Module, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .module import Call, Function, Module, arguments_of, default_of, dotted, is_constant, keyword, names_in, shown
 from .results import SEEDS, without_partial
 from .steps import within
 from .stops import SPAWN
@@ -24,6 +25,12 @@ BACKWARD = re.compile(r"\.backward\(")
 NOISES = re.compile(r"(?:training|p)_losses|q_sample|forward_backward|compute_loss|add_noise")
 NOISE = re.compile(r"torch\.(?:randn|randn_like|randint|rand)|numpy\.random\.(?:choice|randint|randn)")
 TENSORS = re.compile(r"torch\.(?:randn|rand|randint|bernoulli|multinomial|normal|randn_like|rand_like|randint_like)")
+DROPS = re.compile(r"Dropout\w*|DropPath|dropout")
+QUIET = re.compile(r"init|sampl|generat|infer|reset|test", re.IGNORECASE)
+APPLIES = re.compile(
+    r"(?:^|_)(?:eval\w*|infer\w*|predict\w*|generat\w*|sampl\w*|test\w*|retriev\w*|visuali\w*|demo)(?:_|$)"
+)
+HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 MAX_DEPTH = 4
 
 
@@ -49,12 +56,14 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
     yield Found("DDP503", function.module, seeds[0].node, message, fix)
 
 
-def _seeds_torch(context: Context, call: Call) -> bool:
+def _seeds_torch(context: Context, call: Call, depth: int = 0) -> bool:
     """Tell whether a call seeds torch, itself or in a helper of these files."""
     if call.name in MANUAL:
         return True
     target = context.program.called(call)
-    return target is not None and any(inner.name in MANUAL for inner in target.calls)
+    if target is None or target is call.function or depth > MAX_DEPTH or not HELPER.search(call.last):
+        return False
+    return any(_seeds_torch(context, inner, depth + 1) for inner in target.calls)
 
 
 def _seeds_within(context: Context, function: Function, depth: int = 0) -> bool:
@@ -87,12 +96,16 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
+    if APPLIES.search(PurePosixPath(function.module.file.inside).stem):
+        return  # a program that only applies the model
     seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
     if not seeds or _is_of_parent(context, function):
         return
-    drawn = None if _augments(context, function) else _drawn_in_step(context, function)
-    if drawn is None and not _augments(context, function):
-        return
+    drawn = None
+    if not _augments(context, function):
+        drawn = _drawn_in_step(context, function) or _drawn_in_model(context, function)
+        if drawn is None:
+            return
     for call in seeds:
         if context.ranks.partial(call) is not None or context.ranks.alone(function, call.place.guards):
             continue
@@ -148,6 +161,32 @@ def _drawn_in_step(context: Context, function: Function) -> Call | None:
     return None
 
 
+def _drawn_in_model(context: Context, function: Function) -> Call | None:
+    """Return a call by which a model draws noise or drops values, in a program that trains it."""
+    if not _trains(context, function.module):
+        return None
+    for module in context.below(function.module):
+        for made in module.classes.values() if context.plain(module) else ():
+            if not any(base.endswith("Module") for base in made.bases):
+                continue
+            for method in made.methods.values():
+                quiet = QUIET.search(method.name) is not None  # parameters are drawn there, or what is shown
+                draws = (c for c in method.calls if _drops(method, c) or (not quiet and _draws_tensor(c)))
+                if (found := next(draws, None)) is not None:
+                    return found
+    return None
+
+
+def _drops(function: Function, call: Call) -> bool:
+    """Tell whether a call makes or applies dropout, of more than nothing."""
+    if not DROPS.fullmatch(call.last) or not call.name.startswith(("torch.", "timm.")):
+        return False
+    given = next(iter(call.node.args[call.last.islower() :]), None) or keyword(call.node, "p")
+    if given is not None and dotted(given) in function.parameters:
+        given = default_of(function, dotted(given))
+    return given is None or (isinstance(given, ast.Constant) and bool(given.value))
+
+
 def _draws_tensor(call: Call) -> bool:
     """Tell whether a call draws a tensor, and not one number for a decision of all ranks."""
     if not TENSORS.fullmatch(call.name):
@@ -156,21 +195,35 @@ def _draws_tensor(call: Call) -> bool:
 
 
 def _is_helper(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether a seed is a parameter of a function that is called in these files."""
-    return dotted(call.node.args[0]) in function.parameters and bool(context.program.sites.get(id(function)))
+    """Tell whether a seed is a parameter, or an option, of a function that is called in these files to set it."""
+    first, _, rest = dotted(call.node.args[0]).partition(".")
+    if first not in function.parameters or (rest and not HELPER.search(function.name)):
+        return False
+    return bool(context.program.sites.get(id(function)))
 
 
 def _is_own(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a seed may be the rank's own: made of the rank, the time, or of what is not known."""
-    words = {name for value in arguments_of(call.node) for name in names_in(value)}
+    words = _made_of(context, function, call.node)
+    target = context.program.called(call) if call.name not in MANUAL else None
+    for inner in target.calls if target is not None else ():
+        if inner.last in SEEDS:
+            words |= _made_of(context, inner.function, inner.node)
+    return any(OWN.search(word) for word in words)
+
+
+def _made_of(context: Context, function: Function, call: ast.Call) -> set[str]:
+    """Return the names in the arguments of a call, and those in what these are set to."""
+    words = {name for value in arguments_of(call) for name in names_in(value)}
     for name in sorted(words):
         for assignment in context.program.assigned(function, name):
-            words |= names_in(assignment.value) if assignment.value is not None else {"rank"}
-    target = context.program.called(call)
-    inner = target.calls if target is not None and call.name not in MANUAL else []
-    words |= {name for one in inner for value in arguments_of(one.node) for name in names_in(value)}
-    text = ast.unparse(target.node) if target is not None else ""
-    return any(OWN.search(word) for word in words) or "rank" in text
+            if isinstance(assignment.node, ast.AugAssign):
+                words |= names_in(assignment.node.value)
+            elif assignment.value is None:
+                words.add("rank")
+            else:
+                words |= names_in(assignment.value)
+    return words
 
 
 def _seeded_apart(context: Context, function: Function) -> bool:

@@ -18,11 +18,14 @@ from .module import (
     names_in,
     shown,
 )
-from .steps import each_step, is_choice, literal, within
+from .steps import each_step, goes_back, holds_each_step, is_choice, literal, units, within
+from .tensors import is_step_of_scaler
 
 WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
+ACCUMULATES = re.compile(r"acc|grad|iter_size|update|sub_?div", re.IGNORECASE)
+MEASURED = re.compile(r"loss|acc|top|metric|err|prec|score|iou|psnr|norm|kl|mse|prob")
 LOGGED = {"torch.distributed.all_reduce", "torch.distributed.reduce"}
 REDUCES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "all_gather", "broadcast", "gather")}
 READ_AT_INIT = ("TORCH_NCCL_", "NCCL_", "TORCH_FR_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
@@ -35,25 +38,68 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
     if context.says(function.module, UNSYNCHRONIZED) or not context.says(function.module, WRAPS):
         return
     for call in function.calls:
-        if call.last != "backward" or (call.place.loops and not each_step(context, call)):
+        if call.last != "backward" and not is_step_of_scaler(call):
             continue
-        loops = call.place.loops[-1:]
-        if not loops and any(not is_choice(guard) for guard in call.place.guards):
-            continue
-        steps = [
-            c
-            for c in function.calls
-            if c.last == "step" and c.place.loops[-1:] == loops and OPTIMIZER.search(_owner(c))
-        ]
-        counted = [any(_every_nth(guard) for guard in c.place.guards) for c in steps]
-        if (steps and all(counted)) or _steps_behind(call):
+        if _is_counted(function, call):
             message = (
                 "every backward pass reduces the gradients over all ranks, and the optimizer steps at every n-th only:"
                 " n - 1 of n reductions are for nothing"
             )
             fix = "run the forward and backward passes of the other turns under the DDP model's no_sync()"
-            yield Found("DDP414", function.module, call.node, message, fix)
-            return
+            if each_turn(context, call):
+                yield Found("DDP414", function.module, call.node, message, fix)
+                return
+
+
+def each_turn(context: Context, call: Call) -> bool:
+    """Tell whether a backward pass is made at each turn, or at each where gradients are added up at all."""
+    guards = [guard for guard in within(call.place) if not _accumulates(guard)]
+    if not call.place.loops:
+        return all(is_choice(guard) for guard in guards)
+    return holds_each_step(context, call.function, guards, call.place.loops[-1:])
+
+
+def _accumulates(guard: Guard) -> bool:
+    """Tell whether a condition is `accumulation_steps > 1`."""
+    test = guard.test
+    more = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Gt) and is_constant(test.comparators[0], 1)
+    return more and guard.holds and any(ACCUMULATES.search(name) for name in names_in(test))
+
+
+def _is_counted(function: Function, call: Call) -> bool:
+    """Tell whether the optimizer makes its step at every n-th turn in which a call goes back."""
+    if is_step_of_scaler(call):
+        update = keyword(call.node, "update_grad")
+        return update is not None and _every_nth(Guard(_meaning(function, update), True, call.node.lineno))
+    loops = call.place.loops[-1:]
+    accumulating = [guard.test for guard in call.place.guards if _accumulates(guard)]
+    steps = [
+        c for c in function.calls if c.last == "step" and c.place.loops[-1:] == loops and OPTIMIZER.search(_owner(c))
+    ]
+    if accumulating:  # of the other branch the steps are others
+        steps = [c for c in steps if any(g.test is accumulating[0] and g.holds for g in c.place.guards)]
+    counted = [any(_every_nth(guard) or _is_counter(function, guard) for guard in c.place.guards) for c in steps]
+    return (bool(steps) and all(counted)) or _steps_behind(call)
+
+
+def _meaning(function: Function, node: ast.expr) -> ast.expr:
+    """Return what a name was set to, where that is known."""
+    values = (
+        [a.value for a in function.assignments.get(dotted(node), ()) if a.value is not None] if dotted(node) else []
+    )
+    return values[0] if len(values) == 1 else node
+
+
+def _is_counter(function: Function, guard: Guard) -> bool:
+    """Tell whether a condition asks for a counter of turns: `turns == steps_per_update`, `n - last >= accumulate`."""
+    test = guard.test
+    if not (guard.holds and isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.GtE))):
+        return False
+    if not any(re.search(r"^acc|per_update|update_freq|accum", name) for name in names_in(test.comparators[0])):
+        return False
+    counts = {part.id for part in ast.walk(test.left) if isinstance(part, ast.Name)}
+    added = (a for name in counts for a in function.assignments.get(name, ()))
+    return isinstance(test.left, ast.BinOp) or any(isinstance(a.node, ast.AugAssign) for a in added)
 
 
 def _steps_behind(call: Call) -> bool:
@@ -78,7 +124,7 @@ def _every_nth(guard: Guard) -> bool:
     return guard.holds is not differs and any(
         isinstance(part, ast.BinOp)
         and isinstance(part.op, ast.Mod)
-        and any(re.search(r"acc|grad|iter_size|update|sub_?div", name, re.IGNORECASE) for name in names_in(part.right))
+        and any(ACCUMULATES.search(name) for name in names_in(part.right))
         for part in ast.walk(guard.test)
     )
 
@@ -87,22 +133,30 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     """Yield a collective for each of several values, at each step of training."""
     if not context.plain(function.module):
         return
-    yield from _one_by_one(context, function)
-    for loop, place in function.loops:
-        if not (isinstance(loop, ast.For) and place.loops and not within(place)):
-            continue
-        several = _several(loop.iter)
-        if several is None:
-            continue
-        trains = any(c.last == "backward" and c.place.loops[-1:] == place.loops[-1:] for c in function.calls)
-        inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and _reduces(context, c)), None)
-        if trains and inner is not None and all(is_choice(guard) for guard in within(inner.place)):
-            message = (
-                f"a collective for each value of `{shown(several, 30)}`, at every step: each is a round"
-                " trip of all ranks"
-            )
-            fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
-            yield Found("DDP412", function.module, inner.node, message, fix)
+    for unit in units(context, function):
+        yield from _one_by_one(context, function, unit)
+        outer = (unit,) if unit is not None else ()
+        for loop, place in function.loops:
+            if place.loops[-1:] == outer and not within(place, unit):
+                yield from _each_value(context, function, loop)
+        for call in function.calls:
+            if call.place.loops[-1:] != outer or within(call.place, unit):
+                continue
+            target = context.program.called(call)
+            for loop, place in target.loops if target is not None and target is not function else ():
+                if target is not None and not place.loops and not place.guards and not goes_back(context, call):
+                    yield from _each_value(context, target, loop)
+
+
+def _each_value(context: Context, function: Function, loop: ast.stmt) -> Iterator[Found]:
+    """Yield a reduction in a loop over values."""
+    several = _several(loop.iter) if isinstance(loop, ast.For) else None
+    inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and _reduces(context, c)), None)
+    if several is None or inner is None or not all(is_choice(guard) for guard in within(inner.place)):
+        return
+    message = f"a collective for each value of `{shown(several, 30)}`, at every step: each is a round trip of all ranks"
+    fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
+    yield Found("DDP412", function.module, inner.node, message, fix)
 
 
 def _several(node: ast.expr) -> ast.expr | None:
@@ -123,27 +177,57 @@ def _reduces(context: Context, call: Call) -> bool:
     return target is not None and not target.loops and any(c.name in REDUCES for c in target.calls)
 
 
-def _one_by_one(context: Context, function: Function) -> Iterator[Found]:
-    """Yield the first of three and more collectives behind the backward pass of a step, of what is only logged."""
-    for back in function.calls:
-        if back.last != "backward" or not back.place.loops:
+def _one_by_one(context: Context, function: Function, unit: ast.stmt | None) -> Iterator[Found]:
+    """Yield the first of two and more collectives of a step, each of one value that is only logged."""
+    outer = (unit,) if unit is not None else ()
+    back = [c.order for c in function.calls if c.place.loops[-1:] == outer and goes_back(context, c)]
+    if not back:
+        return
+    later: list[Call] = []
+    for call in function.calls:
+        if call.place.loops[-1:] != outer or not each_step(context, call, unit):
             continue
-        loop = back.place.loops[-1]
-        later = [
-            c
-            for c in function.calls
-            if c.place.loops[-1:] == (loop,)
-            and ((c.order > back.order and c.name in LOGGED and not is_of_gradient(c)) or _is_meter(context, c))
-            and each_step(context, c)
-        ]
-        if len(later) >= 3:
-            message = (
-                f"{len(later)} collectives at every step for values that are logged (the last in line"
-                f" {function.module.position(later[-1].node.lineno)[1]}): each is a round trip of all ranks"
-            )
-            fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or every n steps"
-            yield Found("DDP412", function.module, later[0].node, message, fix)
-            return
+        inside = _reductions_in(context, call) if call.order > min(back) else []
+        if len(inside) > 1:
+            later += inside
+        elif _is_meter(context, call) or _is_logged(context, call, min(back)):
+            later.append(call)
+    if len(later) >= 2:
+        message = (
+            f"{len(later)} collectives at every step for values that are logged (the last in line"
+            f" {later[-1].function.module.position(later[-1].node.lineno)[1]}): each is a round trip of all ranks"
+        )
+        fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or every n steps"
+        yield Found("DDP412", later[0].function.module, later[0].node, message, fix)
+
+
+def _reductions_in(context: Context, call: Call) -> list[Call]:
+    """Return the reductions that a helper makes whenever several processes call it, one behind the other."""
+    target = context.program.called(call)
+    if target is None or target is call.function or goes_back(context, call):
+        return []
+    found = [c for c in target.calls if c.name in LOGGED and not c.place.loops and not is_of_gradient(c)]
+    return [
+        c
+        for c in found
+        if all(context.ranks.alone(target, [Guard(g.test, not g.holds, g.line)]) for g in c.place.guards)
+    ]
+
+
+def _is_logged(context: Context, call: Call, back: int) -> bool:
+    """Tell whether a call reduces one value that is only logged: behind the backward pass, or a copy before it."""
+    given = [value for value in call.node.args[:1] if not isinstance(value, (ast.List, ast.Dict, ast.Tuple))]
+    if not given or is_of_gradient(call):
+        return False
+    if call.name in LOGGED:
+        return call.order > back
+    if not MEASURED.search(ast.unparse(given[0]).lower()):
+        return False
+    target = context.program.called(call)
+    if target is None or target.loops or not any(c.name in LOGGED for c in target.calls):
+        return False
+    set_to = [n for n, f in call.function.assignments.items() for a in f if getattr(a.node, "value", None) is call.node]
+    return call.order > back or not set(set_to) & names_in(given[0])
 
 
 def _is_meter(context: Context, call: Call) -> bool:

@@ -50,6 +50,15 @@ def makes_step(context: Context, function: Function) -> bool:
     return any(not c.place.loops and goes_back(context, c) for c in function.calls)
 
 
+def units(context: Context, function: Function) -> list[ast.stmt | None]:
+    """Return the loops of which each turn makes a step; None for a function that is one step itself."""
+    loops: list[ast.stmt | None] = [*step_loops(context, function)]
+    if loops or not any(not c.place.loops and goes_back(context, c) for c in function.calls):
+        return loops
+    called = any(site.place.loops for site in context.program.sites.get(id(function), ()))
+    return [None] if called or STEP.fullmatch(function.name) else []
+
+
 def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
     """Tell whether a call runs a backward pass in a function of these files, once: not one that loops over steps."""
     if len(seen) > 3 or without_gradients(call):

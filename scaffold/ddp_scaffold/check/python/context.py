@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .doubts import Doubts
-from .effects import CERTAIN, DDP, DIST, Effects
-from .module import Call, Function, Module, Place, dotted, keyword, names_in
+from .effects import CERTAIN, DDP, DIST, Effects, without_gradients
+from .module import Call, Function, Guard, Module, Place, argument, default_of, dotted, is_constant, keyword, names_in
 from .program import Program
 from .ranks import Ranks
-from .tensors import Tensors
+from .tensors import Tensors, is_step_of_scaler
 
 # Packages whose objects own the loop, the loaders or the process group: advice for a plain loop would be wrong there.
 FRAMEWORKS = (
@@ -56,6 +56,8 @@ class Context:
         self._said: dict[tuple[int, str], bool] = {}
         self._run_by_ranks: dict[int, bool] = {}
         self._joined: dict[int, bool] = {}
+        self._backward: dict[int, list[Call]] = {}
+        self._to_group: dict[tuple[int, int], bool] = {}
         self._on_gpu: dict[int, frozenset[str]] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
         self._below: dict[int, list[Module]] = {}
@@ -190,15 +192,23 @@ class Context:
         return False
 
     def joins_group(self, module: Module) -> bool:
-        """Tell whether a file makes the group, or calls a function of these files that does."""
+        """Tell whether a file makes the group, or calls or starts a function of these files that does."""
         return any(self._comes_to_group(call, 0) for function in module.functions for call in function.calls)
 
     def _comes_to_group(self, call: Call, depth: int) -> bool:
-        """Tell whether a call makes the group, itself or in helpers."""
+        """Tell whether a call makes the group, itself or in helpers, or in a process that it starts."""
         if call.last == INIT:
             return True
         target = self.program.called(call)
-        return target is not None and depth < 3 and any(self._comes_to_group(c, depth + 1) for c in target.calls)
+        inner = [target] if target is not None else self.program.started(call)
+        return depth < 3 and any(self._function_comes_to_group(one, depth) for one in inner)
+
+    def _function_comes_to_group(self, function: Function, depth: int) -> bool:
+        key = (id(function), depth)
+        if key not in self._to_group:
+            self._to_group[key] = False
+            self._to_group[key] = any(self._comes_to_group(c, depth + 1) for c in function.calls)
+        return self._to_group[key]
 
     def _joins(self, module: Module) -> bool:
         if id(module) not in self._joined:
@@ -235,18 +245,39 @@ class Context:
         for call in function.calls:
             if loop not in call.place.loops or self.ranks.partial(call) is not None:
                 continue
-            if call.last == "backward" and id(function.module) in self.distributed:
+            if id(function.module) in self.distributed and self.goes_backward(call):
                 return True
             if self.effects.of(call):
                 return True
         return False
 
-    def agreed(self, function: Function, names: set[str], depth: int = 0) -> bool:
-        """Tell whether one of these names, or what it is made from, may have met the other ranks' values."""
-        if depth > 5 or any(REDUCED.search(name) for name in names):
+    def goes_backward(self, call: Call) -> bool:
+        """Tell whether a call is a backward pass, or runs one in a function of these files, in a loop of it or not."""
+        if call.last == "backward" or is_step_of_scaler(call):
             return True
-        if any(names & names_in(call.node) for call in function.calls if self.effects.of(call)):
+        target = self.program.runs(call)
+        if target is None or target is call.function or without_gradients(call):
+            return False
+        return any(not any(declines(call, target, g) for g in c.place.guards) for c in self._backwards(target))
+
+    def _backwards(self, function: Function) -> list[Call]:
+        """Return the calls in a function that go backward."""
+        if id(function) not in self._backward:
+            self._backward[id(function)] = []  # for a function that calls itself
+            self._backward[id(function)] = [call for call in function.calls if self.goes_backward(call)]
+        return self._backward[id(function)]
+
+    def agreed(self, function: Function, names: set[str], test: tuple[Place, int] | None = None) -> bool:
+        """Tell whether one of these names, or what it is made from, may have met the other ranks' values.
+
+        `test` is where they are looked at: what has a new value there in each turn of a loop must have met them before.
+        """
+        if any(REDUCED.search(name) for name in names):
             return True
+        for call in function.calls:
+            given = names & names_in(call.node) if self.effects.of(call) else set()
+            if given and not (test and call.order > test[1] and all(_is_new(function, one, *test) for one in given)):
+                return True
         before: set[str] = set()
         for name in names:
             for assignment in function.assignments.get(name, ()):
@@ -283,6 +314,30 @@ def _of_flat_gradients(call: Call) -> bool:
     """Tell whether a call stands where gradients are put into one tensor: `_flatten_dense_tensors(grads)`."""
     flat = any(other.last == "_flatten_dense_tensors" for other in call.function.calls)
     return flat and any("grad" in name for name in names_in(call.function.node))
+
+
+def declines(call: Call, function: Function, guard: Guard) -> bool:
+    """Tell whether a call gives False or None for a parameter that a condition in the function asks for."""
+    test = guard.test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and is_constant(test.comparators[0], None):
+        test = test.left
+    name = dotted(test)
+    if not guard.holds or name not in function.parameters:
+        return False
+    given = argument(call, function, name) or default_of(function, name)
+    return is_constant(given, False) or is_constant(given, None)
+
+
+def _is_new(function: Function, name: str, place: Place, order: int) -> bool:
+    """Tell whether a variable is set in the same turn of a loop, and under no other condition, before a place."""
+    return any(
+        a.value is not None
+        and a.order < order
+        and a.place.loops == place.loops
+        and a.place.guards == place.guards[: len(a.place.guards)]
+        for a in function.assignments.get(name, ())
+        if place.loops
+    )
 
 
 def _puts_on_gpu(value: ast.expr) -> bool:

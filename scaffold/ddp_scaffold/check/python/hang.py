@@ -12,6 +12,7 @@ from .effects import Effect, walk_body
 from .module import Call, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .program import FOREIGN
 from .ranks import Who
+from .steps import goes_back
 from .stops import tries_again
 
 OF_KIND = {
@@ -291,7 +292,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
         return
     for node, place in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
-        step = next((c for c in inner if c.last == "backward" or _steps(context, inner, c)), None)
+        step = next((c for c in inner if goes_back(context, c) or _steps(context, inner, c)), None)
         if (
             step is None
             or not place.loops
@@ -328,7 +329,7 @@ def _steps(context: Context, inner: list[Call], call: Call) -> bool:
     """Tell whether ranks may fail alone around a call: in a forward or backward pass, or if nothing else is tried."""
     effects = context.effects.of(call)
     target = context.program.called(call)
-    deep = target is not None and any(c.last == "backward" for c in target.calls)
+    deep = target is not None and any(context.goes_backward(c) for c in target.calls)
     return bool(effects) and (deep or len(inner) == 1 or any(effect.kind == "forward" for effect in effects))
 
 
@@ -385,7 +386,7 @@ def _surrounds_steps(context: Context, function: Function, call: Call) -> bool:
             return id(function.module) in context.distributed
         target = context.program.called(other)
         inside = any(id(node) in outer and part == "body" for node, part in other.place.tries)
-        if inside and target is not None and any(c.last == "backward" or c.place.loops for c in target.calls):
+        if inside and target is not None and any(goes_back(context, c) or c.place.loops for c in target.calls):
             return id(function.module) in context.distributed
     return False
 
@@ -409,7 +410,7 @@ def _fails_in_a_step(context: Context, function: Function, call: Call) -> bool:
     for other in function.calls:
         if any(id(node) in outer and part == "body" for node, part in other.place.tries):
             effects = context.effects.of(other)
-            if other.last == "backward" or any(effect.sure for effect in effects):
+            if goes_back(context, other) or any(effect.sure for effect in effects):
                 return True
     return False
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .module import Exit, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .ranks import Who
+from .steps import goes_back
 
 CLOCKS = {"time.time", "time.monotonic", "time.perf_counter", "datetime.datetime.now", "datetime.now"}
 FINITE = {"isnan", "isinf", "isfinite"}
@@ -116,9 +117,9 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
         loop = place.loops[-1] if leaves.kind in ("break", "continue") else place.loops[0]
         if not context.together(function, loop):
             continue
-        if context.agreed(function, names_in(test.test)):
+        if context.agreed(function, names_in(test.test), (place, order)):
             continue
-        found = _unreduced(function, test.test, loop, leaves, order) or _clock(function, test.test, leaves)
+        found = _unreduced(context, function, test.test, loop, leaves, order) or _clock(function, test.test, leaves)
         found = found or _file(function, test.test, leaves)
         if found is not None:
             rule, reason = found
@@ -134,13 +135,13 @@ def skipped_backward(context: Context, function: Function) -> Iterator[Found]:
     """Yield `if not isnan(loss): loss.backward()`: a rank whose loss is not finite leaves the reductions out."""
     if id(function.module) not in context.distributed:
         return
-    for test, place, _ in function.tests:
+    for test, place, order in function.tests:
         finite = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last_of(n) in FINITE]
-        if not finite or not place.loops or context.agreed(function, names_in(test.test)):
+        if not finite or not place.loops or context.agreed(function, names_in(test.test), (place, order)):
             continue
         if any("grad" in name or "norm" in name for name in names_in(test.test)):
             continue
-        backward = [c for c in function.calls if c.last == "backward" and c.place.loops[-1:] == place.loops[-1:]]
+        backward = [c for c in function.calls if goes_back(context, c) and c.place.loops[-1:] == place.loops[-1:]]
         within = [c for c in backward if any(g.test is test.test and not g.early for g in c.place.guards)]
         if not within or len(within) < len(backward) or context.ranks.alone(function, place.guards):
             continue
@@ -170,9 +171,12 @@ def _leaves_of(function: Function, test: ast.If) -> Exit | None:
     return next((e for e in function.exits if e.node is last and e.kind != "raise"), None)
 
 
-def _unreduced(function: Function, test: ast.expr, loop: ast.stmt, leaves: Exit, order: int) -> tuple[str, str] | None:
+def _unreduced(
+    context: Context, function: Function, test: ast.expr, loop: ast.stmt, leaves: Exit, order: int
+) -> tuple[str, str] | None:
     """Return why a test depends on this rank's batch, if it does."""
-    if not any(c.last == "backward" and loop in c.place.loops for c in function.calls) or _same_everywhere(test):
+    backward = [c.order for c in function.calls if loop in c.place.loops and goes_back(context, c)]
+    if not backward or _same_everywhere(test):
         return None
     finite = [n for n in ast.walk(test) if isinstance(n, ast.Call) and last_of(n) in FINITE]
     if finite and not any("grad" in name or "norm" in name for name in names_in(test)):
@@ -182,7 +186,6 @@ def _unreduced(function: Function, test: ast.expr, loop: ast.stmt, leaves: Exit,
             return "DDP105", f"`{shown(test, 40)}` looks at the loss of one rank"
     if leaves.kind not in ("continue", "break") or not isinstance(loop, (ast.For, ast.AsyncFor)):
         return None
-    backward = [c.order for c in function.calls if c.last == "backward" and loop in c.place.loops]
     if min(backward) < order or not (_of_batch(function, loop) & names_in(test)):
         return None
     return "DDP105", f"`{shown(test, 40)}` looks at the batch of one rank"
@@ -243,7 +246,7 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
         if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
             continue
         steps = [c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
-        meets = any(c.last == "backward" or any(e.kind != "forward" for e in context.effects.of(c)) for c in steps)
+        meets = any(goes_back(context, c) or any(e.kind != "forward" for e in context.effects.of(c)) for c in steps)
         if id(function.module) in context.distributed and meets:
             message = (
                 f"`{shown(loop.test, 40)}` reads the clock of each rank: one does a step more than another,"

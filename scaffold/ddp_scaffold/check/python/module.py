@@ -134,6 +134,7 @@ class Module:
     cells: Sequence[tuple[int, int]] = ()  # of a notebook: (number of the cell, its first line in all of the text)
     imports: dict[str, str] = field(default_factory=dict)
     relative: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: (module as written, name in it)
+    rebound: list[tuple[str, str]] = field(default_factory=list)  # of names that are imported again from elsewhere
     stars: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     classes: dict[str, Class] = field(default_factory=dict)
@@ -260,6 +261,8 @@ class _Reader:
                         continue
                     name = alias.asname or alias.name
                     self.module.imports[name] = f"{base}.{alias.name}".lstrip(".") if base.strip(".") else alias.name
+                    if name in self.module.relative:
+                        self.module.rebound.append(self.module.relative[name])
                     self.module.relative[name] = (base, alias.name)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Function, of: Class | None) -> None:

@@ -119,6 +119,11 @@ class Objects:
         name = dotted(node)
         if not name:
             return None
+        for scope in _chain(function):
+            if name in scope.inner:
+                return [scope.inner[name]]
+            if name in scope.parameters and name not in scope.assignments:
+                return self._given(scope, name, depth)
         found = self.program.lookup(function.module, name)
         if isinstance(found, (Class, Function)):
             return [found]
@@ -127,6 +132,17 @@ class Objects:
             return None
         parts = [self.callables(function, value, depth + 1) for value in values if value is not None]
         return [one for part in parts for one in part or ()] if all(part is not None for part in parts) else None
+
+    def _given(self, function: Function, name: str, depth: int) -> list[Class | Function] | None:
+        """Return the classes and functions that callers give for a parameter, if all are known."""
+        found: dict[int, Class | Function] = {}
+        for site in self.program.sites.get(id(function), ()):
+            value = argument(site, function, name)
+            called = self.callables(site.function, value, depth + 1) if value is not None else None
+            if called is None:
+                return None
+            found.update((id(one), one) for one in called)
+        return list(found.values()) or None
 
     def _in_table(self, function: Function, node: ast.expr, depth: int) -> list[Class | Function] | None:
         """Return what a dict has for values, if all of them are classes or functions of these files."""
@@ -158,6 +174,16 @@ class Objects:
             return None
         found: dict[int, Class] = {id(one): one for part in known for one in part}
         return list(found.values())
+
+
+def _chain(function: Function) -> list[Function]:
+    """Return a function and those that it is defined in, without the body of the module."""
+    found: list[Function] = []
+    scope: Function | None = function
+    while scope is not None and scope.owner is not None:
+        found.append(scope)
+        scope = scope.owner
+    return found
 
 
 def joins_group(made: Class) -> bool:

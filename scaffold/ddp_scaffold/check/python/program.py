@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
-from .module import Assignment, Call, Class, Function, Module, dotted
+from .module import Assignment, Call, Class, Function, Module, dotted, keyword
 from .objects import Objects, joins_group
 
 # Packages that nobody's own file stands for, unless it lies right beside the importing one.
@@ -29,6 +29,9 @@ NAMED = re.compile(r"[\"']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)[\"']")  # a file by 
 BY_NAME = re.compile(r"import_module|__import__")
 # `import_module("data." + name)`: any file of the package may be meant.
 PACKAGE_BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*f?[\"']([A-Za-z_][\w.]*)\.(?:[\"']\s*[+%]|\{|%s)")
+# What starts processes: (name of the function's keyword, its position), and the arguments are `args`.
+STARTS = {"spawn": ("fn", 0), "start_processes": ("fn", 0), "Process": ("target", 1)}
+PROCESS_NUMBER = ast.Name("local_rank")  # what spawn gives a function first
 PLAIN = {"staticmethod", "classmethod", "no_grad", "inference_mode", "enable_grad", "record"}
 
 
@@ -50,6 +53,7 @@ class Program:
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
         self._runs: dict[int, Function | None] = {}
+        self._started: dict[int, list[Function]] = {}
         self.objects = Objects(self)
         self.by_name = any(BY_NAME.search(module.file.text) for module in self.modules)
         self._unambiguous: dict[int, bool] = {}
@@ -75,24 +79,68 @@ class Program:
         self._connect_objects()
 
     def _connect_objects(self) -> None:
-        """Find the calls of methods of what callers give: for that the callers have to be known."""
+        """Find the calls of methods of what callers give, and of functions that they give: callers must be known."""
+        methods = [
+            call
+            for name in self.methods
+            for call in self.calls_named.get(name, ())
+            if self._called.get(id(call)) is None and type(call.node.func) is ast.Attribute
+        ]
+        given = [
+            call for name, calls in self.calls_named.items() if "." not in name for call in calls if _is_given(call)
+        ]
+        starts = [call for last in STARTS for call in self.calls_named.get(last, ())]
         for _ in range(2):
             self.objects.forget()
-            unknown = [
-                call
-                for name in self.methods
-                for call in self.calls_named.get(name, ())
-                if self._called.get(id(call)) is None and type(call.node.func) is ast.Attribute
-            ]
-            found = False
-            for call in unknown:
-                target = self.resolve(call)
-                if target is not None:
-                    self._called[id(call)] = target
-                    self.sites[id(target)].append(call)
-                    found = True
-            if not found:
+            before = len(methods), len(given), len(starts)
+            methods = [call for call in methods if not self._connect_method(call)]
+            starts = [call for call in starts if not self._connect_started(call)]
+            given = [call for call in given if not self._connect_given(call)]
+            if before == (len(methods), len(given), len(starts)):
                 return
+
+    def _connect_method(self, call: Call) -> bool:
+        target = self.resolve(call)
+        if target is not None:
+            self._called[id(call)] = target
+            self.sites[id(target)].append(call)
+        return target is not None
+
+    def _connect_given(self, call: Call) -> bool:
+        """Tell who calls a function that is given as an argument; of several, none is what the call means."""
+        called = self.objects.callables(call.function, call.node.func) or []
+        functions = [one for one in called if isinstance(one, Function)]
+        for target in functions:
+            self.sites[id(target)].append(call)
+        if len(called) == 1:
+            self._called[id(call)] = functions[0] if functions else None
+        return bool(functions)
+
+    def _connect_started(self, call: Call) -> bool:
+        """Tell what starts a function as a process; spawn gives it the number of the process first."""
+        node, (word, position) = call.node, STARTS[call.last]
+        run = keyword(node, word) or (node.args[position] if len(node.args) > position else None)
+        if run is None:
+            return False
+        called = self.objects.callables(call.function, run) or []
+        functions = [one for one in called if isinstance(one, Function)]
+        given = keyword(node, "args") or (node.args[position + 1] if len(node.args) > position + 1 else None)
+        values: list[ast.expr] = [] if word == "target" else [PROCESS_NUMBER]
+        if isinstance(given, (ast.Tuple, ast.List)):
+            values += given.elts
+        elif given is not None:
+            values.append(ast.Starred(given))
+        for target in functions:
+            started = ast.copy_location(ast.Call(run, values, []), node)
+            site = Call(started, call.function.module.full_name(run), call.place, call.function, call.order)
+            self._called[id(site)] = target
+            self.sites[id(target)].append(site)
+        self._started[id(call)] = functions
+        return bool(functions)
+
+    def started(self, call: Call) -> list[Function]:
+        """Return the functions that a call starts processes with."""
+        return self._started.get(id(call), [])
 
     def imported(self, module: Module, written: str) -> Module | None:
         """Return the file that `written` (`a.b`, `..c`) means in an import of `module`, or None."""
@@ -149,7 +197,7 @@ class Program:
         """Return the files that a file imports."""
         if id(module) not in self._imports_of:
             found: dict[int, Module] = {id(one): one for one in self._named_in(module)}
-            for written, name in [*module.relative.values(), *((star, "") for star in module.stars)]:
+            for written, name in [*module.relative.values(), *module.rebound, *((s, "") for s in module.stars)]:
                 dots = "" if written.endswith(".") else "."
                 for target in (self.imported(module, written), self.imported(module, f"{written}{dots}{name}")):
                     if target is not None and target is not module:
@@ -521,6 +569,11 @@ def _chain(function: Function) -> list[Function]:
         found.append(scope)
         scope = scope.owner
     return found
+
+
+def _is_given(call: Call) -> bool:
+    """Tell whether a call is one of a parameter of the function in which it stands."""
+    return type(call.node.func) is ast.Name and call.node.func.id in call.function.parameters
 
 
 def _is_plain(decorator: ast.expr) -> bool:

@@ -98,7 +98,7 @@ def _is_in_training(context: Context, function: Function, guard: Guard, depth: i
     """Tell whether the condition of the rank stands in a loop in which all ranks train, here or where it is called."""
     place = next((place for test, place, _ in function.tests if test.test is guard.test), None)
     if place is not None and place.loops:
-        return _trains_in(context, function, place.loops[0])
+        return context.together(function, place.loops[0])
     return _is_called_in_training(context, function, 0)
 
 
@@ -106,26 +106,11 @@ def _is_called_in_training(context: Context, function: Function, depth: int) -> 
     for site in context.program.sites.get(id(function), ()):
         if site.function is function or context.ranks.partial(site) is not None:
             continue
-        if site.place.loops and _trains_in(context, site.function, site.place.loops[0]):
+        if site.place.loops and context.together(site.function, site.place.loops[0]):
             return True
         if not site.place.loops and depth < 2 and _is_called_in_training(context, site.function, depth + 1):
             return True
     return False
-
-
-def _trains_in(context: Context, function: Function, loop: ast.stmt) -> bool:
-    """Tell whether all ranks train in a loop: by a collective or a backward pass in it, or in what it calls."""
-    if context.together(function, loop):
-        return True
-    inner = (c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None)
-    return any(_goes_back(context, call, 0) for call in inner)
-
-
-def _goes_back(context: Context, call: Call, depth: int) -> bool:
-    target = context.program.called(call)
-    if target is None or depth > 3 or target is call.function:
-        return False
-    return any(c.last == "backward" or _goes_back(context, c, depth + 1) for c in target.calls)
 
 
 def _meets(context: Context, call: Call) -> bool:
@@ -312,7 +297,7 @@ def _waits_next(context: Context, call: Call, guard: Guard) -> Call | None:
             continue
         if other.place.loops[: len(place.loops)] != place.loops:
             return None
-        if other.last == "backward":
+        if context.goes_backward(other):
             return None
         if any(effect.kind == "collective" for effect in context.effects.of(other)):
             return other if context.ranks.partial(other) is None else None

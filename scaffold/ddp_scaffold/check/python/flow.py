@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .effects import is_generator
-from .module import Assignment, Call, Class, Function, argument, dotted
+from .module import Assignment, Call, Class, Function, Guard, argument, default_of, dotted
 from .program import Program
 
 MAX_PLACES = 60
@@ -86,15 +86,42 @@ def _next(program: Program, here: Held) -> list[Held | tuple[Function, ast.expr]
         found += [Held(other, text) for other in _within(function, first)]
     for statement_of in _statements(function, text):
         found += _assigned(function, statement_of, lambda one: written(one) == text, "")
+    mine = function.assignments.get(text, ())
+    guards = mine[0].place.guards if len(mine) == 1 else ()
     for leave in function.exits:
         value = leave.node.value if isinstance(leave.node, ast.Return) else None
         if value is not None and mentions(value, text):
             for part in _parts(value, lambda one: written(one) == text):
-                for site in program.sites.get(id(function), ()):
+                for site in _sites(program, function, (*guards, *leave.place.guards)):
                     found += _from_expression(program, site.function, site.node, part)
     for call in function.calls:
         found += _given(program, call, lambda one: written(one) == text)
     return found
+
+
+def _sites(program: Program, function: Function, guards: Sequence[Guard]) -> list[Call]:
+    """Return the calls of a function that come to a place under conditions, as far as what they give tells."""
+    sites = program.sites.get(id(function), ())
+    return [site for site in sites if not any(_fails(site, function, guard) for guard in guards)]
+
+
+def _fails(site: Call, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition on a parameter does not hold for what a call gives: `train`, `mode == "train"`."""
+    test, holds = guard.test, guard.holds
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    wanted: ast.expr | None = None
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+        holds = holds is isinstance(test.ops[0], ast.Eq)
+        wanted, test = test.comparators[0], test.left
+    name = dotted(test)
+    if name not in function.parameters:
+        return False
+    value = argument(site, function, name) or default_of(function, name)
+    if not isinstance(value, ast.Constant) or not (wanted is None or isinstance(wanted, ast.Constant)):
+        return False
+    true = bool(value.value) if wanted is None else value.value == wanted.value
+    return true is not holds
 
 
 def _within(function: Function, name: str) -> list[Function]:
@@ -191,10 +218,10 @@ def _from_expression(
     for leave in function.exits:
         value = leave.node.value if isinstance(leave.node, ast.Return) else None
         for inner in _parts(value, is_it) if value is not None and depth < 4 else ():
-            for site in program.sites.get(id(function), ()):
+            for site in _sites(program, function, leave.place.guards):
                 found += _from_expression(program, site.function, site.node, inner + part, depth + 1)
     for call in function.calls if not part else ():
-        found += _given(program, call, is_it)
+        found += _given(program, call, is_it, depth)
     return found
 
 
@@ -209,7 +236,7 @@ def _subscript_targets(function: Function) -> list[ast.Assign]:
     ]
 
 
-def _given(program: Program, call: Call, is_it: Holds) -> list[Held | tuple[Function, ast.expr]]:
+def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[Held | tuple[Function, ast.expr]]:
     """Return the parameters of the function that a call gives a value."""
     given = [*call.node.args, *(word.value for word in call.node.keywords)]
     if not any(is_it(one) for one in given):
@@ -221,8 +248,8 @@ def _given(program: Program, call: Call, is_it: Holds) -> list[Held | tuple[Func
     values = ((name, argument(call, target, name)) for name in names)
     found: list[Held | tuple[Function, ast.expr]] = []
     found += [Held(target, name) for name, value in values if value is not None and is_it(value)]
-    if is_generator(target):  # it gives out the batches of what it is given
-        found += _from_expression(program, call.function, call.node, "", 4)
+    if is_generator(target) and depth < 4:  # it gives out the batches of what it is given
+        found += _from_expression(program, call.function, call.node, "", depth + 1)
     return found
 
 

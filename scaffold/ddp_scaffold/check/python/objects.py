@@ -127,6 +127,10 @@ class Objects:
         found = self.program.lookup(function.module, name)
         if isinstance(found, (Class, Function)):
             return [found]
+        if name.startswith("self.") and name.count(".") == 1:
+            methods = (owner.methods.get(name[5:]) for owner in self.program.with_bases(function))
+            if (method := next((one for one in methods if one is not None), None)) is not None:
+                return [method]
         values = [a.value for a in self.program.assigned(function, name)]
         if not values or any(value is None or dotted(value) == name for value in values):
             return None

@@ -166,7 +166,10 @@ class Program:
                 continue
             root = candidate[: len(candidate) - len(parts)]
             above = folder[: len(root)] == root
-            if (parts[0] in FOREIGN and root != folder) or not (above or root[-1:] in SOURCES or root in self.added):
+            own = parts[0] == "datasets" and len(parts) > 1  # a folder that many have, and no file of the package
+            if (parts[0] in FOREIGN and root != folder and not own) or not (
+                above or root[-1:] in SOURCES or root in self.added
+            ):
                 continue
             # A file of a package that imports its neighbours by dots means one from above without them.
             depth = -1 if root == folder and root and self._is_in_package(module) else len(root)

@@ -36,13 +36,30 @@ HELD_OUT = re.compile(
 COCO = re.compile("COCOeval|CocoEvaluator|COCOEvaluator")
 TOGETHER = re.compile(
     r"torchmetrics|accelerate|evaluate\.load|ignite|all_gather|gather_object|gather_for|(?:dist|distributed|comm)\.gather"
-    r"|COCO|sync_dist|pickle\.dump|np\.save|json\.dump"
+    r"|sync_dist"
 )
+WRITTEN = re.compile(r"pickle\.dump|np\.save|json\.dump")  # results of each rank, which something else may merge
 EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 # Of a class that is made like DistributedSampler: `indices += indices[: total - len(indices)]`.
 PADS = re.compile(r"(\w+) (?:\+= \1\[|= \1 \+ \1\[)|\.extend\((\w+)\[:")
 JOINS = re.compile(r"reduc|gather|agree|consensus|synchronize_|(?:^|_)sync(?!_?b|hronize$)", re.IGNORECASE)
+TEXTS = re.compile(r"split\(|basename|listdir|glob|keys\(\)|names?\b|paths?\b|files?\b|phoneme|caption|words?\b|video")
+NUMBERS = re.compile(r"\bint\(|tolist\(|range\(")
+SEVERAL = re.compile(r"distribut|ddp|rank|world|gpu|parallel|multi", re.IGNORECASE)
+SHARED = (
+    "rank",
+    "shard",
+    "split",
+    "iterable",
+    "world",
+    "distributed",
+    "subset",
+    "stream",
+    "wds.",
+    "webdata",
+    "resampl",
+)
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {
     *("all_reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce", "all_gather_into_tensor"),
@@ -61,22 +78,16 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if any(word.arg is None for word in call.node.keywords) or context.ranks.partial(call) is not None:
             continue
-        if not is_constant(keyword(call.node, "shuffle"), True) or not TRAIN.search(name.rpartition(".")[2]):
+        if HELD_OUT.search(name) or any(SEVERAL.search(ast.unparse(g.test)) for g in call.place.guards):
             continue
-        if any(isinstance(loop, ast.For) and dotted(loop.iter) == name for loop, _ in function.loops) and not any(
-            c.last == "backward" for c in function.calls
-        ):
-            continue  # what is done with the samples stands here, and is no training
-        if HELD_OUT.search(name) or call.place.guards or shares_itself(context, function, call):
-            continue
-        if not comes_to(context, function, name, _trained_on):
+        if shares_itself(context, function, call) or not loader_comes_to(context, function, call, _trained_by_ranks):
             continue
         message = (
-            f"every rank reads all samples of `{name}`: an epoch on n ranks reads each sample n times, and the ranks'"
-            " gradients come from the same data instead of n parts of it"
+            f"every rank reads all samples of {f'`{name}`' if name else 'this loader'}: an epoch on n ranks reads each"
+            " sample n times, and the ranks' gradients come from the same data instead of n parts of it"
         )
         dataset = shown(call.node.args[0] if call.node.args else keyword(call.node, "dataset") or call.node, 30)
-        fix = f"give it sampler=DistributedSampler({dataset}) instead of shuffle=True, and call set_epoch at each epoch"
+        fix = f"give it sampler=DistributedSampler({dataset}) and no shuffle, and call set_epoch at each epoch"
         yield Found("DDP201", function.module, call.node, message, fix)
 
 
@@ -95,26 +106,44 @@ def loader_comes_to(context: Context, function: Function, loader: Call, end: End
 
 def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something with a backward pass in the loop."""
-    loops = {loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)}
-    for call in function.calls:
-        if call.last == "next" and call.node.args and call.place.loops and holds(call.node.args[0]):
-            loops.add(call.place.loops[-1])  # type: ignore[arg-type]  # a loop of any kind
+    loops = loops_over(function, holds)
     inner = [c for c in function.calls if loops & set(c.place.loops)] if loops else []
     return any(c.last == "backward" or "scaler" in c.last or _trains(context, c) for c in inner)
 
 
 def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
-    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
-    if any(_keeps_by_index(loop) for loop in loops):
+    loops = loops_over(function, holds)
+    if not loops or COCO.search(function.module.file.text) or any(_keeps_by_index(loop) for loop in loops):
         return False
-    trains = any(c.last == "backward" and set(loops) & set(c.place.loops) for c in function.calls)
-    return bool(loops) and not trains and context.run_by_ranks(function) and reduces(context, function)
+    trains = any(c.last == "backward" and loops & set(c.place.loops) for c in function.calls)
+    return not trains and context.run_by_ranks(function) and reduces(context, function)
 
 
-def _keeps_by_index(loop: ast.For) -> bool:
+def _trained_by_ranks(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    """Tell whether a function of several ranks, and not one of a single process, trains on something."""
+    if not _trained_on(context, function, holds) or not context.run_by_ranks(function):
+        return False
+    programs = context.programs_with(function.module)
+    return any(wraps_ddp(module) for files in programs for module in files)
+
+
+def loops_over(function: Function, holds: Callable[[ast.expr], bool]) -> set[ast.stmt]:
+    """Return the loops of a function over something, also those in which each turn asks it for the next batch."""
+    loops: set[ast.stmt] = {x for x, _ in function.loops if isinstance(x, ast.For) and holds(x.iter)}
+    for call in function.calls:
+        if call.last != "next" or not call.place.loops:
+            continue
+        given = call.node.args[0] if call.node.args else getattr(call.node.func, "value", None)
+        if given is not None and holds(given):
+            loops.add(call.place.loops[-1])
+    return loops
+
+
+def _keeps_by_index(loop: ast.stmt) -> bool:
     """Tell whether results are put at the sample's own place, so that one that comes twice is kept once."""
-    given = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+    target = loop.target if isinstance(loop, ast.For) else ast.Tuple([])
+    given = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
     if any(isinstance(part, ast.Attribute) and part.attr in ("index_copy_", "index_add_") for part in ast.walk(loop)):
         return True
     return any(
@@ -147,7 +176,7 @@ def shares_itself(context: Context, function: Function, call: Call) -> bool:
         return True
     values = [dataset, *(a.value for a in context.program.assigned(function, dotted(dataset)) if a.value is not None)]
     text = " ".join(ast.unparse(value) for value in values).lower()
-    if any(word in text for word in ("rank", "shard", "split", "iterable", "world", "distributed", "subset", "stream")):
+    if any(word in text for word in SHARED):
         return True
     for value in values:
         if isinstance(value, ast.Call) and dotted(value.func):
@@ -178,7 +207,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        if not call.last.endswith("Sampler") or not is_sampler(context, function, call):
+        if not call.last.lower().endswith("sampler") or not is_sampler(context, function, call):
             continue
         name = _assigned(function, call)
         loaders = list(_loaders_with(context, function, call))
@@ -199,7 +228,13 @@ def is_sampler(context: Context, function: Function, call: Call) -> bool:
     made = context.program.lookup(function.module, dotted(call.node.func)) if dotted(call.node.func) else None
     if isinstance(made, Class):
         return any(base.endswith("Sampler") for base in made.bases) and bool(PADS.search(ast.unparse(made.node)))
-    return call.last == SAMPLER and (call.name.startswith("torch.") or call.name == SAMPLER)
+    name = call.name
+    if name.startswith("timm.") and call.last in ("OrderedDistributedSampler", "RepeatAugSampler"):
+        return True
+    if name in function.assignments:  # another name for it: `train_sampler = DistributedSampler`
+        values = [a.value for a in function.assignments[name]]
+        name = function.module.full_name(values[0]) if len(values) == 1 and values[0] is not None else name
+    return name.rpartition(".")[2] == SAMPLER and (name.startswith("torch.") or name == SAMPLER)
 
 
 def _is_held_out(function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]) -> bool:
@@ -216,7 +251,7 @@ def _of_validation(
     context: Context, function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]
 ) -> Iterator[Found]:
     """Yield a sampler of validation whose repeated samples are counted, or whose parts nothing takes together."""
-    if context.ranks.alone(function, call.place.guards) or _names_samples(context, function) or _warns(function):
+    if context.ranks.alone(function, call.place.guards) or _warns(function):
         return
     whole = [(where, loader) for where, loader in loaders if not _leaves_out(loader)]
     if any(loader_comes_to(context, where, loader, _reduced_on) for where, loader in whole):
@@ -267,7 +302,7 @@ def _tells(context: Context, files: Sequence[Module]) -> bool:
 
 def _evaluated_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function loops over something without a backward pass."""
-    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
+    loops = loops_over(function, holds)
     return bool(loops) and not is_generator(function) and not _trained_on(context, function, holds)
 
 
@@ -291,6 +326,8 @@ def _of_one_part(function: Function, call: Call, name: str) -> Found:
 
 def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether a caller may take the ranks' results together, or a library that the files name."""
+    if not depth and WRITTEN.search(ast.unparse(function.node)):
+        return True
     if TOGETHER.search(function.module.file.text) or any(JOINS.search(c.last) for c in function.calls):
         return True
     for site in context.program.sites.get(id(function), ()):
@@ -311,10 +348,12 @@ def _calls_reduction(context: Context, call: Call) -> bool:
 
 def _measured_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
     """Tell whether a function evaluates something, and leaves the results to each rank."""
-    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
-    trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
+    loops = loops_over(function, holds)
+    trains = any(c.last in ("backward", "step") and loops & set(c.place.loops) for c in function.calls)
     evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
     if not loops or trains or not (evaluates or EVALUATES.search(function.name)) or reduces(context, function):
+        return False
+    if COCO.search(function.module.file.text):
         return False
     return context.run_by_ranks(function) and not _taken_elsewhere(context, function)
 
@@ -323,7 +362,7 @@ def _evaluates(context: Context, function: Function, call: Call, loaders: Sequen
     """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
     if is_constant(keyword(call.node, "drop_last"), True) or context.ranks.alone(function, call.place.guards):
         return False
-    if _names_samples(context, function) or _warns(function):
+    if _warns(function):
         return False
     return any(
         loader_comes_to(context, where, loader, _counted_on) for where, loader in loaders if not _leaves_out(loader)
@@ -361,11 +400,6 @@ def _warns(function: Function) -> bool:
         for test, _, _ in function.tests
         for part in ast.walk(test.test)
     )
-
-
-def _names_samples(context: Context, function: Function) -> bool:
-    """Tell whether results are kept by the sample's number, so that what comes twice counts once (as for COCO)."""
-    return context.says(function.module, COCO)
 
 
 def _may_shuffle(context: Context, function: Function, call: Call) -> bool:
@@ -690,6 +724,7 @@ def orders(context: Context, function: Function) -> Iterator[Found]:
     """Yield orders that differ between ranks: of a shuffle that nothing seeds, of a set that makes modules."""
     yield from _sets(context, function)
     yield from _own_order(context, function)
+    yield from _texts_of_set(context, function)
     if not context.plain(function.module):
         return
     for call in function.calls:
@@ -746,11 +781,59 @@ def _own_order(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP207", function.module, call.node, message, fix)
 
 
+def _texts_of_set(context: Context, function: Function) -> Iterator[Found]:
+    """Yield samples or classes in the order of a set of texts, which each process hashes in another way."""
+    if not (_in_data(function) and any("set" in c.last for c in function.calls) and context.plain(function.module)):
+        return
+    if not context.calls_in_component(function.module, SAMPLER):
+        return
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            value = assignment.value
+            listed = isinstance(value, ast.Call) and dotted(value.func) in ("list", "tuple") and len(value.args) == 1
+            if not listed or value is None or not _is_set_of_texts(value.args[0]):  # type: ignore[attr-defined]
+                continue
+            if _sorted_behind(function, name, assignment.order) or not _makes_order(function, name):
+                continue
+            message = (
+                f"the order of a set of texts differs from process to process, and so does that of `{name}`: the"
+                " same number means another sample or class on each rank"
+            )
+            fix = f"write `sorted(...)` instead of `{dotted(value.func)}(...)`"  # type: ignore[attr-defined]
+            yield Found("DDP207", function.module, value, message, fix)
+
+
+def _is_set_of_texts(node: ast.expr) -> bool:
+    """Tell whether an expression is a set, of texts as far as its names tell."""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.Sub)):
+        node = node.left
+    made = isinstance(node, ast.Call) and dotted(node.func) == "set" and bool(node.args)
+    text = ast.unparse(node)
+    return (made or isinstance(node, ast.SetComp)) and bool(TEXTS.search(text)) and not NUMBERS.search(text)
+
+
+def _sorted_behind(function: Function, name: str, order: int) -> bool:
+    behind = (c for c in function.calls if c.order >= order)
+    return any(
+        dotted(c.node.func) == f"{name}.sort" or (c.last == "sorted" and c.node.args and dotted(c.node.args[0]) == name)
+        for c in behind
+    )
+
+
+def _makes_order(function: Function, name: str) -> bool:
+    """Tell whether an object keeps a list, or a loop over it fills what the object keeps."""
+    if name.startswith("self."):
+        return True
+    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and name in _names(loop.iter)]
+    parts = (part for loop in loops for part in ast.walk(loop))
+    return any(isinstance(part, ast.Attribute) and dotted(part).startswith("self.") for part in parts)
+
+
 def _in_data(function: Function) -> bool:
     """Tell whether a function makes a data set: the constructor of one, or a function that is called so."""
     if function.of_class is not None:
         bases = " ".join([*function.of_class.bases, function.of_class.name])
-        return "Dataset" in bases and function.name == "__init__"
+        return re.search("Dataset|ImageFolder|DatasetFolder", bases) is not None and function.name == "__init__"
     return bool(re.search(r"data|split|loader", function.name.lower())) or any(
         c.last == SAMPLER for c in function.calls
     )

@@ -8,12 +8,26 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from .context import Context, Found
-from .module import Call, Function, Module, arguments_of, default_of, dotted, is_constant, keyword, names_in, shown
+from .module import (
+    Call,
+    Class,
+    Function,
+    Module,
+    arguments_of,
+    default_of,
+    dotted,
+    is_constant,
+    keyword,
+    names_in,
+    shown,
+)
+from .ranks import COUNT
 from .results import SEEDS, without_partial
 from .steps import within
 from .stops import SPAWN
 
 MANUAL = {"torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed"}
+MANUAL |= {"lhotse.utils.fix_random_seed", "lightning.seed_everything", "pytorch_lightning.seed_everything"}
 OWN = re.compile(r"rank|local|gpu|device|pid|time|worker|world|node", re.IGNORECASE)
 DRAWS = re.compile(r"(?:random|numpy\.random|torch)\.(?:rand\w*|choice\w*|shuffle|permutation|sample|normal|uniform)")
 # Classes of torchvision and albumentations that draw numbers, and functions that are called so.
@@ -30,6 +44,7 @@ QUIET = re.compile(r"init|sampl|generat|infer|reset|test", re.IGNORECASE)
 APPLIES = re.compile(
     r"(?:^|_)(?:eval\w*|infer\w*|predict\w*|generat\w*|sampl\w*|test\w*|retriev\w*|visuali\w*|demo)(?:_|$)"
 )
+FILLS = {"normal_", "uniform_", "bernoulli_", "random_"}
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 MAX_DEPTH = 4
 
@@ -96,7 +111,8 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    if APPLIES.search(PurePosixPath(function.module.file.inside).stem):
+    file = function.module.file
+    if APPLIES.search(PurePosixPath(file.inside).stem) and not BACKWARD.search(file.text):
         return  # a program that only applies the model
     seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
     if not seeds or _is_of_parent(context, function):
@@ -139,8 +155,10 @@ def _is_of_parent(context: Context, function: Function) -> bool:
 
 
 def _trains(context: Context, module: Module) -> bool:
-    """Tell whether a file, or one that it imports itself, has a backward pass."""
-    return any(BACKWARD.search(other.file.text) for other in (module, *context.program.imports_of(module)))
+    """Tell whether a program that has this file trains: it, or a file that it imports itself, has a backward pass."""
+    starts = [files[0] for files in context.programs_with(module)]
+    near = (other for start in starts for other in (start, *context.program.imports_of(start)))
+    return any(BACKWARD.search(other.file.text) for other in near)
 
 
 def _drawn_in_step(context: Context, function: Function) -> Call | None:
@@ -170,21 +188,44 @@ def _drawn_in_model(context: Context, function: Function) -> Call | None:
             if not any(base.endswith("Module") for base in made.bases):
                 continue
             for method in made.methods.values():
-                quiet = QUIET.search(method.name) is not None  # parameters are drawn there, or what is shown
-                draws = (c for c in method.calls if _drops(method, c) or (not quiet and _draws_tensor(c)))
+                quiet = QUIET.search(method.name) is not None and not _in_forward(made, method)
+                draws = (
+                    c for c in method.calls if _drops(context, method, c) or (not quiet and _draws_within(context, c))
+                )
                 if (found := next(draws, None)) is not None:
                     return found
     return None
 
 
-def _drops(function: Function, call: Call) -> bool:
+def _in_forward(made: Class, method: Function) -> bool:
+    """Tell whether the forward pass calls a method whose name says that it makes parameters or samples."""
+    forward = made.methods.get("forward")
+    return forward is not None and any(dotted(c.node.func) == f"self.{method.name}" for c in forward.calls)
+
+
+def _draws_within(context: Context, call: Call) -> bool:
+    """Tell whether a call draws a tensor, itself or in a function of these files."""
+    target = context.program.called(call)
+    if target is None or target.of_class is not None:
+        return _draws_tensor(call) or _fills(call)
+    return any(_draws_tensor(c) or _fills(c) for c in target.calls)
+
+
+def _fills(call: Call) -> bool:
+    """Tell whether a call fills a new tensor with what it draws: `torch.empty_like(mu).normal_()`."""
+    func = call.node.func
+    return isinstance(func, ast.Attribute) and func.attr in FILLS and isinstance(func.value, ast.Call)
+
+
+def _drops(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a call makes or applies dropout, of more than nothing."""
     if not DROPS.fullmatch(call.last) or not call.name.startswith(("torch.", "timm.")):
         return False
     given = next(iter(call.node.args[call.last.islower() :]), None) or keyword(call.node, "p")
     if given is not None and dotted(given) in function.parameters:
-        given = default_of(function, dotted(given))
-    return given is None or (isinstance(given, ast.Constant) and bool(given.value))
+        given = default_of(function, dotted(given)) or given
+    given = context.default_of(function.module, given) if given is not None else None
+    return given is None or bool(given.value if isinstance(given, ast.Constant) else dotted(given))
 
 
 def _draws_tensor(call: Call) -> bool:
@@ -209,7 +250,7 @@ def _is_own(context: Context, function: Function, call: Call) -> bool:
     for inner in target.calls if target is not None else ():
         if inner.last in SEEDS:
             words |= _made_of(context, inner.function, inner.node)
-    return any(OWN.search(word) for word in words)
+    return any(OWN.search(word) and not COUNT.fullmatch(word) for word in words)
 
 
 def _made_of(context: Context, function: Function, call: ast.Call) -> set[str]:
@@ -220,7 +261,8 @@ def _made_of(context: Context, function: Function, call: ast.Call) -> set[str]:
             if isinstance(assignment.node, ast.AugAssign):
                 words |= names_in(assignment.node.value)
             elif assignment.value is None:
-                words.add("rank")
+                made = getattr(assignment.node, "value", None)
+                words |= {"rank"} if made is None or "parse" not in ast.unparse(made) else set()
             else:
                 words |= names_in(assignment.value)
     return words
@@ -228,8 +270,11 @@ def _made_of(context: Context, function: Function, call: ast.Call) -> set[str]:
 
 def _seeded_apart(context: Context, function: Function) -> bool:
     """Tell whether something else in the program seeds by the rank, so that equal seeds may be meant."""
+    near = {id(module) for files in context.programs_with(function.module) for module in files}
     for last in (*SEEDS, "Generator", "DataLoader", "set_rng_state"):
         for call in context.calls_in_component(function.module, last):
+            if id(call.function.module) not in near:
+                continue  # of another program
             if last == "DataLoader":
                 given = keyword(call.node, "worker_init_fn")
                 if keyword(call.node, "generator") is not None or (

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import adopt_shapes
 import pytest
@@ -18,7 +19,14 @@ from ddp_scaffold.adopting.remaining import remaining
 pytestmark = pytest.mark.timeout(900)
 SETTINGS = {"NPROC": "2", "MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1", "DDP_PREEMPT__POLL_S": "0.05"}
 QUICK = {"DDP_CLOCKS__LOADER_S": "4", "DDP_CLOCKS__STALL_S": "5", "DDP_CLOCKS__COLLECTIVE_S": "60"}
-ALL = [pytest.param(name, marks=pytest.mark.slow) for name in adopt_shapes.SHAPES]  # each starts torchrun three times
+
+
+def shapes(*at_each_run: str) -> list[Any]:
+    """All shapes; those that are not named run with what takes longest, since each starts torchrun three times."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in at_each_run else pytest.mark.long)
+        for name in adopt_shapes.SHAPES
+    ]
 
 
 def launch(directory: Path, run: str, *args: str, code: int = 0, **settings: str) -> str:
@@ -77,14 +85,14 @@ def test_a_patched_program_stops_and_goes_on(patched):
     stops_and_goes_on(patched("spawn"), "--epochs", "40")
 
 
-@pytest.mark.parametrize("shape", ALL)
+@pytest.mark.parametrize("shape", shapes("spawn", "while"))
 def test_a_stop_changes_nothing_in_any_shape(patched, shape):
     directory = patched(shape)
     ended = stops_and_goes_on(directory, "--epochs", "40")
     assert ended == end(launch(directory, "whole", "--epochs", "40")), "as if it had not been stopped"
 
 
-@pytest.mark.parametrize("shape", ALL)
+@pytest.mark.parametrize("shape", shapes("torchrun", "srun"))
 def test_a_sleeping_rank_is_named(patched, shape):
     directory = patched(shape)
     launch(directory, "asleep", "--epochs", "40", code=70, NAP_AT="9", **QUICK)

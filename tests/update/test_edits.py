@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import change, commit, git, make, record, state, update
 
 ANSWERS = ".copier-answers.yml"
@@ -85,7 +86,7 @@ def test_what_is_settled_is_not_proposed(two, project, tmp_path):
     assert (project / "src" / "demo" / "ddp" / "guard.py").is_file()
 
 
-@pytest.mark.parametrize("line", ["_commit", "max_restarts"])
+@pytest.mark.parametrize("line", every(2, ["_commit", "max_restarts"], others=pytest.mark.long))
 def test_without_the_check_line(two, project, tmp_path, line):
     values = {"_commit": "v98.1.0", "max_restarts": "9"}
     text = re.sub("(?m)^#.*\n", "", (project / ANSWERS).read_text())
@@ -104,7 +105,7 @@ def test_a_formatter_changes_no_answer(two, project):
     assert update(two, project).returncode == 0
 
 
-@pytest.mark.parametrize("also", [False, True])
+@pytest.mark.parametrize("also", every(2, [True, False], others=pytest.mark.long))
 def test_another_commit(two, project, tmp_path, also):
     """The fixes in between would never come."""
     if also:

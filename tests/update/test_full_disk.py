@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cross_section import every
 from update_helpers import make
 
 INSIDE = """
@@ -42,7 +43,7 @@ def on_a_small_disk(now: Path, history_of_now: Path, tmp_path: Path):
     return run
 
 
-@pytest.mark.parametrize("spare", [0, 40, 140])
+@pytest.mark.parametrize("spare", every(3, [40, 0, 140], others=pytest.mark.long))
 def test_a_disk_that_is_full_from_the_beginning(on_a_small_disk, tmp_path, spare):
     told = on_a_small_disk(f"fill {spare}; update one; changed; rm ../fill; update two")
     assert told == ["one: 3", "two: 0"]
@@ -52,7 +53,7 @@ def test_a_disk_that_is_full_from_the_beginning(on_a_small_disk, tmp_path, spare
     assert "hint: Nothing was changed. Make room, and run it again." in said
 
 
-@pytest.mark.parametrize("spare", [0, 100, 300])
+@pytest.mark.parametrize("spare", every(3, [100, 0, 300], others=pytest.mark.long))
 def test_a_disk_that_becomes_full_meanwhile(on_a_small_disk, tmp_path, spare):
     """Others fill it just before git writes, and again before git takes back what it has written."""
     real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout.strip()

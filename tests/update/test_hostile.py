@@ -198,7 +198,9 @@ def test_plain_copier_renders_no_git_directory_of_ours(template_repo, tmp_path):
     assert not (tmp_path / "demo" / "tests" / ".git").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--dry-run"], ["-y"], ["--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", every(2, [[], ["--dry-run"], ["-y"], ["--json"]], ["asked", "dry-run", "yes", "json"], pytest.mark.long)
+)
 def test_a_source_that_only_the_project_names(fork, project, script, tmp_path, words):
     """Somebody cloned a project. The file that names its template came with it."""
     (fork / "templates" / "project" / "ADDED.txt").write_text("A new file.\n")

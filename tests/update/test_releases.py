@@ -170,7 +170,7 @@ def test_versions_that_are_none(checkout, version):
     assert release(checkout, version).returncode == 2
 
 
-@pytest.mark.parametrize("fault", ["hook", "signature"])
+@pytest.mark.parametrize("fault", every(2, ["hook", "signature"], others=pytest.mark.long))
 def test_a_release_that_fails_leaves_nothing(checkout, fault):
     if fault == "hook":
         hook = checkout / ".git" / "hooks" / "pre-commit"
@@ -246,7 +246,7 @@ def test_make_release_needs_no_environment_of_its_own(with_make, tmp_path):
 
 
 @pytest.mark.parametrize("number", every(2, [signal.SIGINT, signal.SIGTERM], others=pytest.mark.long))
-@pytest.mark.parametrize("moment", ["add", "commit", "tag"])
+@pytest.mark.parametrize("moment", every(3, ["commit", "add", "tag"], others=pytest.mark.long))
 def test_a_release_that_is_interrupted_leaves_nothing(checkout, tmp_path, moment, number):
     """The signal comes with the git command that writes."""
     real = shutil.which("git")

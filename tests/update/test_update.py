@@ -305,7 +305,7 @@ def test_the_projects_own_tests_decide(two, project, test):
         assert state(project) == before
 
 
-@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+@pytest.mark.parametrize("left", every(2, ["nothing", "an empty folder"], others=pytest.mark.long))
 def test_a_project_without_tests(two, project, left):
     git(project, "rm", "-r", "--quiet", "tests")
     if left == "an empty folder":

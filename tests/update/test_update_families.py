@@ -66,7 +66,7 @@ def updated(now: Path, history: Path, version: str, family: str, project: Path, 
     edits_are_there(project, kept)
 
 
-OF_THE_OLDEST = ("retrieval", "adversarial-diffusion")  # with a loss of all ranks, and with a train.py of its own
+OF_THE_OLDEST = ("adversarial-diffusion",)  # with a train.py of its own
 SHORT = [*((RELEASES[0], family) for family in ("custom", *OF_THE_OLDEST)), (RELEASES[-1], "custom")]
 GRID = [
     # From the oldest and the newest release; all others are `long`.
@@ -99,7 +99,7 @@ def edit_what_moves(history: Path, version: str, project: Path, answers: dict[st
 
 
 EDITED = [
-    pytest.param(version, answers, marks=[pytest.mark.long] * (version < "0.3"), id=f"{version}-{kind}")
+    pytest.param(version, answers, marks=[pytest.mark.long] * (version != BEFORE[-1]), id=f"{version}-{kind}")
     for version in BEFORE
     for kind, answers in {"new": {"model": "custom"}, "other": {"model": "retrieval"}, "adopted": ADOPTED}.items()
     if kind != "adopted" or version != "0.1.0"  # which had no --into-existing
@@ -130,7 +130,7 @@ def test_an_edit_goes_along_with_a_file_that_moves(now, history_of_now, tmp_path
         subprocess.run([sys.executable, "-c", code], cwd=project / "src", check=True)
 
 
-@pytest.mark.parametrize("version", [pytest.param(one, marks=[pytest.mark.long] * (one < "0.3")) for one in BEFORE])
+@pytest.mark.parametrize("version", every(len(BEFORE), BEFORE[::-1], others=pytest.mark.long))
 def test_plain_copier_shows_an_edit_in_a_file_that_moves(history_of_now, tmp_path, version):
     project = tmp_path / "demo"
     edit_what_moves(history_of_now, version, project, {"model": "custom"})
@@ -184,9 +184,8 @@ def test_the_oldest_release(now, history_of_now, tmp_path):
     run_tests(project, "tests/test_plumbing.py")
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=[] if one == "custom" else pytest.mark.long) for one in FAMILIES]
-)
+@pytest.mark.long  # an untouched project becomes what a new one is, and the tests of that run elsewhere
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.timeout(900)
 def test_the_projects_own_tests_pass(now, history_of_now, tmp_path, family):
     updated(now, history_of_now, RELEASES[0], family, tmp_path / "demo")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats, repeats_path, saved, values_of
 from .context import Context, Found
 from .effects import walk_body
 from .module import (
@@ -15,9 +16,7 @@ from .module import (
     Function,
     Guard,
     Module,
-    argument,
     arguments_of,
-    default_of,
     dotted,
     keyword,
     last_of,
@@ -25,7 +24,6 @@ from .module import (
     shown,
 )
 
-ENTRIES = {"main", "train", "main_worker", "run_training", "run", "worker"}
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
 COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
@@ -36,6 +34,7 @@ OPTIMIZER_LOADED = re.compile(
     r"opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
 )
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
+RESULTS = re.compile(r"(?:^|/)(?:eval|results?|pred)", re.IGNORECASE)  # a folder of what was measured
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
@@ -49,7 +48,6 @@ OBJECTS = {
     "pathlib.Path": ("a Path", "str({0})"),
     "collections.deque": ("a deque", "list({0})"),
 }
-CHANGES = re.compile(r"epoch|step|iter|^i$|^e$|^it$|time|best|date|count|score|acc", re.IGNORECASE)
 HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
 ALLOWED = re.compile(r"safe_globals")
 CONTAINER = re.compile(r"to_container|to_object")
@@ -59,7 +57,6 @@ NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
     r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
-LAST = re.compile(r"^(?:.*[_-])?(?:last|latest|newest)(?:[_.-]|$)", re.IGNORECASE)
 OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
 ELSEWHERE = re.compile(
     r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
@@ -245,31 +242,56 @@ def in_place(context: Context, function: Function) -> Iterator[Found]:
         c.name in RENAMES or (c.last in ("replace", "rename") and len(c.node.args) == 1) for c in function.calls
     ):
         return
-    saved = [c for c in function.calls if c.name == "torch.save" and len(c.node.args) > 1]
-    for call in function.calls:
-        copies = call.name in COPIES and len(call.node.args) > 1 and bool(saved)
-        state = call in saved and (
-            _is_state(context, function, call.node.args[0])
-            or _is_newest(context, function, call)
-            or _is_only_weights(context, function, call)
-        )
-        if not (state or (copies and any(_is_state(context, function, c.node.args[0]) for c in saved))):
+    kept = [one for call in function.calls if (one := saved(context, call)) is not None]
+    seen: set[int] = set()
+    for one in [*kept, *_copied(function, kept)]:
+        path = next((p for p in paths(context, one.call, one.path) if _is_overwritten(context, one, p)), None)
+        if path is None or one.call.order in seen or not _goes_on_with(context, function, one, path):
             continue
-        path = _constant_path(context, function, call.node.args[1])
-        if path is None or not _repeats(context, call, 0) or PASSING.search(path.lower()):
-            continue
+        seen.add(one.call.order)
         message = (
-            f"each save overwrites `{shown(call.node.args[1], 40)}` in place: a kill while it is written leaves a file"
+            f"each save overwrites `{shown(one.path, 40)}` in place: a kill while it is written leaves a file"
             " that cannot be loaded, where the next start looks for a checkpoint"
         )
         fix = "write to a name beside it, and put that in its place with os.replace when it is complete"
-        yield Found("DDP301", function.module, call.node, message, fix)
+        yield Found("DDP301", function.module, one.call.node, message, fix)
 
 
-def _is_newest(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether a file is called the last one: weights from which training goes on."""
-    path = _constant_path(context, function, call.node.args[1])
-    return path is not None and LAST.search(path.rpartition("/")[2]) is not None
+def _copied(function: Function, kept: list[Saved]) -> list[Saved]:
+    """Return the files to which a function copies what it has saved."""
+    copies = [c for c in function.calls if c.name in COPIES and len(c.node.args) > 1]
+    return [Saved(c, kept[0].state, c.node.args[1]) for c in copies if kept]
+
+
+def _is_overwritten(context: Context, one: Saved, path: Path) -> bool:
+    """Tell whether a path stays the same from save to save, and is none from which no run goes on."""
+    if not path.last or PASSING.search(path.last.lower()) or _rewrites(one):
+        return False
+    return repeats_path(context, one.call, path)
+
+
+def _rewrites(one: Saved) -> bool:
+    """Tell whether a helper changes a file that is there: it loads what it saves."""
+    if one.call.place.loops:
+        return False
+    before = [c for c in one.call.function.calls if c.order < one.call.order and c.node.args]
+    loads = [c for c in before if c.last in ("load", "torch_load")]
+    names = {ast.unparse(part) for part in ast.walk(one.path) if isinstance(part, ast.Name)}
+    return any(not c.place.loops and ast.unparse(c.node.args[0]) in names for c in loads)
+
+
+def _goes_on_with(context: Context, function: Function, one: Saved, path: Path) -> bool:
+    """Tell whether a run goes on with a file: it holds the state of the run, or is called the newest."""
+    if _is_state(context, function, one.state) or (LAST.search(path.last) and not RESULTS.search(path.text)):
+        return True
+    return _is_weights(context, function, one.state) and NEWEST.search(path.text.lower()) is not None
+
+
+def _is_weights(context: Context, function: Function, node: ast.expr) -> bool:
+    return any(
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "state_dict"
+        for _, value in values_of(context, function, node)
+    )
 
 
 def removed_first(context: Context, function: Function) -> Iterator[Found]:
@@ -328,128 +350,8 @@ def _apart(call: Call, other: Call) -> bool:
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether what is saved is the state of a training run: an optimizer's state or an epoch in a dict."""
-    if any(_is_state(context, where, value) for where, value in _given_by(context, function, node)):
-        return True
-    if any(isinstance(k, ast.Constant) and STATE.search(str(k.value)) for k, _ in _put_in(function, dotted(node))):
-        return True
-    values = [node, *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value)]
-    for value in values:
-        if isinstance(value, ast.Dict):
-            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
-            return any(STATE.search(str(key)) for key in keys)
-        if isinstance(value, ast.Call) and dotted(value.func) == "dict":
-            return any(STATE.search(word.arg or "") for word in value.keywords)
-    return False
-
-
-def _given_by(context: Context, function: Function, node: ast.expr) -> list[tuple[Function, ast.expr]]:
-    """Return what the callers of a function give for a parameter, each with the caller."""
-    if not isinstance(node, ast.Name) or node.id not in function.parameters or node.id in function.assignments:
-        return []
-    sites = [site for site in context.program.sites.get(id(function), ()) if site.function is not function]
-    given = [(site.function, argument(site, function, node.id)) for site in sites]
-    return [(where, value) for where, value in given if value is not None]
-
-
-def _given_path(context: Context, function: Function, name: str, depth: int) -> str | None:
-    """Return such a path that a caller gives for a parameter again and again, or that is its default."""
-    for site in context.program.sites.get(id(function), ()) if depth < 3 else ():
-        given = argument(site, function, name)
-        value, where = (given, site.function) if given is not None else (default_of(function, name), function)
-        path = _constant_path(context, where, value, depth + 1) if value is not None else None
-        if path is not None and not PASSING.search(path.lower()) and _repeats(context, site, 0):
-            return path
-    return None
-
-
-def _constant_path(context: Context, function: Function, node: ast.expr, depth: int = 0) -> str | None:
-    """Return the file name at the end of a path that no step or epoch changes, or None."""
-    if isinstance(node, ast.Name) and node.id in function.parameters and node.id not in function.assignments:
-        return _given_path(context, function, node.id, depth)
-    if isinstance(node, ast.Name):
-        assigned = context.program.assigned(function, node.id)
-        if len(assigned) != 1 or assigned[0].value is None:
-            return None
-        node = assigned[0].value
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.IfExp):
-        return _constant_path(context, function, node.body, depth) or _constant_path(
-            context, function, node.orelse, depth
-        )
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):  # folder + "/last.pth", Path / "x.pth"
-        end = _constant_path(context, function, node.right, depth)
-        return None if _varies(context, function, node.left, 0) else end
-    if isinstance(node, ast.JoinedStr):  # f"{folder}/last.pth"
-        last = node.values[-1] if node.values else None
-        fixed = len(node.values) == 1 or re.search(
-            r"/|\w+\.(?:pt|pth|th|pkl|ckpt|tar|bin)$", str(getattr(last, "value", ""))
-        )
-        named = isinstance(last, ast.Constant) and bool(fixed)
-        held = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
-        changes = _changes(node) or any(_varies(context, function, one, 0) for one in held)
-        return str(last.value) if named and isinstance(last, ast.Constant) and not changes else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        return _formatted_path(context, function, node, node.func.value, depth)
-    if isinstance(node, ast.Attribute) and re.search(r"ckpt|checkpoint|snapshot", node.attr):
-        return None if _changes(node) or _varies(context, function, node, 0) else node.attr
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and depth:
-        return str(node.slice.value) if PATH.search(str(node.slice.value)) else None
-    if isinstance(node, ast.Call) and function.module.full_name(node.func).endswith("path.join") and node.args:
-        end = _constant_path(context, function, node.args[-1], depth)
-        return None if any(_varies(context, function, arg, 0) for arg in node.args[:-1]) else end
-    return None
-
-
-def _formatted_path(context: Context, function: Function, node: ast.Call, pattern: ast.expr, depth: int) -> str | None:
-    """Return the end of `"{}/{}.pth".format(folder, "latest")`, or the pattern where only ranks are put into it."""
-    if all(re.search(r"rank|gpu", dotted(arg)) for arg in arguments_of(node)):
-        return _constant_path(context, function, pattern, depth + 1)
-    if not node.args or any(_varies(context, function, arg, 0) for arg in node.args):
-        return None
-    return _constant_path(context, function, node.args[-1], depth)
-
-
-def _changes(node: ast.AST) -> bool:
-    """Tell whether a part of a path changes from save to save, by its names."""
-    return any(CHANGES.search(name) for name in names_in(node))
-
-
-def _varies(context: Context, function: Function, node: ast.expr, depth: int) -> bool:
-    """Tell whether a folder is another one at each save, as far as its names, its values and the callers tell."""
-    name = dotted(node)
-    if not name or depth > 3:
-        return _changes(node)
-    values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
-    assigned = context.program.assigned(function, name)
-    stays = isinstance(node, ast.Name) and bool(values) and not any(a.place.loops for a in assigned)
-    if stays and _runs_once(context, function, 0):
-        return False
-    if isinstance(node, ast.Name) and values:
-        return all(_varies(context, function, value, depth + 1) for value in values)
-    if name in function.parameters:
-        sites = context.program.sites.get(id(function), ())
-        given = [(site.function, argument(site, function, name)) for site in sites]
-        known = [(where, value) for where, value in given if value is not None]
-        if known:
-            return all(_varies(context, where, value, depth + 1) for where, value in known)
-    return _changes(node)
-
-
-def _runs_once(context: Context, function: Function, depth: int) -> bool:
-    """Tell whether a function is called, and in no loop: what it sets outside of its loops stays for the run."""
-    sites = context.program.sites.get(id(function), ())
-    begins = isinstance(function.node, ast.Module) or function.name in ENTRIES or context.is_spawned(function)
-    if depth > 3 or not (sites or begins):
-        return False
-    return all(not site.place.loops and _runs_once(context, site.function, depth + 1) for site in sites)
-
-
-def _repeats(context: Context, call: Call, depth: int) -> bool:
-    """Tell whether a call is made in a loop, here or where its function is called."""
-    if call.place.loops or depth > 3:
-        return bool(call.place.loops)
-    return any(_repeats(context, site, depth + 1) for site in context.program.sites.get(id(call.function), ()))
+    keys = (key for _, key, _ in parts_of(context, function, node))
+    return any(isinstance(key, ast.Constant) and STATE.search(str(key.value)) for key in keys)
 
 
 def guesses(context: Context, function: Function) -> Iterator[Found]:
@@ -554,33 +456,16 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
     strict = [c for c in strict if not any(DATA.search(name) for a in c.node.args[:1] for name in names_in(a))]
     if not strict or context.says(function.module, ALLOWED):
         return
+    strict.sort(key=lambda c: (c.function.module is not function.module, not _loads_checkpoint(c.function, c)))
     for call in function.calls:
-        if call.name != "torch.save" or not call.node.args:
+        one = saved(context, call)
+        if one is None:
             continue
-        node = call.node.args[0]
+        node = one.state
         if isinstance(node, ast.Attribute) and node.attr == "module":
             yield _whole(function, node, strict[0])
             continue
-        values = [
-            node,
-            *(a.value for a in context.program.assigned(function, dotted(node)) if dotted(node) and a.value),
-        ]
-        yield from _refused(context, function, [*_put_in(function, dotted(node)), *_pairs(values)], strict[0])
-        for where, value in _given_by(context, function, node):
-            named = dotted(value)
-            made = [a.value for a in context.program.assigned(where, named) if named and a.value is not None]
-            yield from _refused(context, where, [*_put_in(where, named), *_pairs([value, *made])], strict[0])
-
-
-def _pairs(values: list[ast.expr]) -> list[tuple[ast.expr | None, ast.expr]]:
-    """Return the keys and values of dicts that are written down."""
-    found: list[tuple[ast.expr | None, ast.expr]] = []
-    for value in values:
-        if isinstance(value, ast.Dict):
-            found += list(zip(value.keys, value.values, strict=True))
-        elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
-            found += [(ast.Constant(word.arg), word.value) for word in value.keywords if word.arg]
-    return found
+        yield from _refused(context, list(parts_of(context, function, node)), strict[0])
 
 
 def _whole(function: Function, node: ast.expr, load: Call) -> Found:
@@ -595,11 +480,11 @@ def _whole(function: Function, node: ast.expr, load: Call) -> Found:
 
 
 def _refused(
-    context: Context, function: Function, pairs: list[tuple[ast.expr | None, ast.expr]], load: Call
+    context: Context, held_in: list[tuple[Function, ast.expr | None, ast.expr]], load: Call
 ) -> Iterator[Found]:
     _, line = load.function.module.position(load.node.lineno)
     where = f"{load.function.module.file.path} line {line}"
-    for key, held in pairs:
+    for function, key, held in held_in:
         named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
         if _is_settings(context, function, held):
             what, instead = "an object of settings", f"dict({shown(held, 30)})"
@@ -704,26 +589,6 @@ def _returns_numpy(context: Context, function: Function, node: ast.Call, part: i
     return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
 
 
-def _is_only_weights(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether the weights alone are saved as the newest of a run: `torch.save(m.state_dict(), "latest.pth")`."""
-    held = call.node.args[0]
-    weights = isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute) and held.func.attr == "state_dict"
-    path = call.node.args[1]
-    values = [path, *(a.value for a in context.program.assigned(function, dotted(path)) if dotted(path) and a.value)]
-    return weights and any(NEWEST.search(ast.unparse(value).lower()) for value in values)
-
-
-def _put_in(function: Function, name: str) -> list[tuple[ast.expr | None, ast.expr]]:
-    """Return what is put into a dict by `state["key"] = value`."""
-    found: list[tuple[ast.expr | None, ast.expr]] = []
-    for statement in getattr(function.node, "body", ()) if name else ():
-        for part in walk_body(statement):
-            target = part.targets[0] if isinstance(part, ast.Assign) else None
-            if isinstance(part, ast.Assign) and isinstance(target, ast.Subscript) and dotted(target.value) == name:
-                found.append((target.slice, part.value))
-    return found
-
-
 def _is_settings(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether a value is `self.args` of argparse, or a configuration of Hydra."""
     if not dotted(node) or dotted(node).rpartition(".")[2] not in ("args", "opt", "opts", "cfg", "config"):
@@ -755,13 +620,13 @@ def without_optimizer(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints from which training goes on, in a program that never saves the optimizer's state."""
     if not context.plain(function.module):
         return
-    saved = context.calls_in_component(function.module, "state_dict")
-    if not saved or any(OPTIMIZER.search(ast.unparse(c.node.func).lower()) for c in saved):
+    states = context.calls_in_component(function.module, "state_dict")
+    if not states or any(OPTIMIZER.search(ast.unparse(c.node.func).lower()) for c in states):
         return
     if context.says(function.module, ELSEWHERE) or not context.says(function.module, ADAPTIVE):
         return
     for call in function.calls:
-        if call.name != "torch.save" or len(call.node.args) < 2 or not _repeats(context, call, 0):
+        if saved(context, call) is None or not repeats(context, call):
             continue
         start = _goes_on_from(context, function)
         if start is None:
@@ -804,12 +669,12 @@ def _goes_on_from(context: Context, function: Function) -> _Start | None:
 
 def not_loaded(context: Context, function: Function) -> Iterator[Found]:
     """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
-    saves = [c for c in function.calls if c.name == "torch.save" and c.node.args]
+    saves = [c for c in function.calls if saved(context, c) is not None]
     if not saves or not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
         return
     states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
-    saved = next((c for c in states if _saved_with(function, c, saves)), None)
-    if saved is None:
+    held = next((c for c in states if _saved_with(function, c, saves)), None)
+    if held is None:
         return
     loads = [c for c in context.calls_in_component(function.module, "load") if c.name in ("torch.load", "json.load")]
     loads.sort(key=lambda c: c.function.module is not function.module)
@@ -818,11 +683,11 @@ def not_loaded(context: Context, function: Function) -> Iterator[Found]:
         module = resume.function.module
         where = f"{module.file.path} line {module.position(resume.node.lineno)[1]}"
         message = (
-            f"`{shown(saved.node, 40)}` is saved, and nothing loads it: the run that goes on from {where} has the"
+            f"`{shown(held.node, 40)}` is saved, and nothing loads it: the run that goes on from {where} has the"
             " weights and the epoch, and an optimizer that begins anew"
         )
-        fix = f"load it there, `{_owner_of(saved)}.load_state_dict(...)`, and the schedule's state as well"
-        yield Found("DDP321", function.module, saved.node, message, fix)
+        fix = f"load it there, `{_owner_of(held)}.load_state_dict(...)`, and the schedule's state as well"
+        yield Found("DDP321", function.module, held.node, message, fix)
 
 
 def _owner_of(call: Call) -> str:

@@ -10,7 +10,20 @@ from functools import cached_property
 
 from .doubts import Doubts
 from .effects import CERTAIN, DDP, DIST, Effects, without_gradients
-from .module import Call, Function, Guard, Module, Place, argument, default_of, dotted, is_constant, keyword, names_in
+from .module import (
+    Call,
+    Class,
+    Function,
+    Guard,
+    Module,
+    Place,
+    argument,
+    default_of,
+    dotted,
+    is_constant,
+    keyword,
+    names_in,
+)
 from .program import Program
 from .ranks import Ranks
 from .tensors import Tensors, is_step_of_scaler
@@ -66,20 +79,35 @@ class Context:
     def distributed(self) -> dict[int, str]:
         """Return the files that several ranks run, each with its framework or ''.
 
-        They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import.
+        They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import,
+        and files of classes that inherit from one of theirs that trains: a setting may choose one by its name.
         """
         wraps = [module for module in self.program.modules if wraps_ddp(module)]
         numbers = {self.program.component[id(module)] for module in wraps}
         joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self.joins_group(m))
         waiting = list({id(module): module for module in (*wraps, *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
+        heirs = [m for m in self.program.modules if self.program.component[id(m)] in numbers and id(m) not in found]
         while waiting:
             module = waiting.pop()
             for target in self.program.imports_of(module):
                 if id(target) not in found:
                     found[id(target)] = framework_of(target)
                     waiting.append(target)
+            if not waiting:
+                new = [m for m in heirs if id(m) not in found and self._inherits_training(m, found)]
+                found.update((id(m), framework_of(m)) for m in new)
+                waiting += new
         return found
+
+    def _inherits_training(self, module: Module, found: Collection[int]) -> bool:
+        """Tell whether a class of a file inherits from one that trains, in one of the files that ranks run."""
+        return any(
+            base is not made and id(base.module) in found and trains(base)
+            for made in module.classes.values()
+            if made.node.bases
+            for base in self.program.hierarchy(made)
+        )
 
     def plain(self, module: Module) -> bool:
         """Tell whether several ranks run this file with DDP, and no framework owns its loop."""
@@ -183,9 +211,11 @@ class Context:
         waiting, seen = [function], {id(function)}
         while waiting:
             here = waiting.pop()
-            if self._joins(here.module):
+            classes = self.program.with_bases(here)
+            if self._joins(here.module) or (id(here.module) in self.distributed and any(map(trains, classes))):
                 return True
-            for site in self.program.sites.get(id(here), ()):
+            meant = [here, *(c.methods[here.name] for c in classes[1:] if here.of_class and here.name in c.methods)]
+            for site in (site for one in meant for site in self.program.sites.get(id(one), ())):
                 if id(site.function) not in seen:
                     seen.add(id(site.function))
                     waiting.append(site.function)
@@ -302,6 +332,12 @@ def wraps_ddp(module: Module) -> bool:
         for function in module.functions
         for call in function.calls
     )
+
+
+def trains(made: Class) -> bool:
+    """Tell whether a class is one that trains: its methods go backward, or wrap a model in DDP."""
+    calls = (call for method in made.methods.values() for call in method.calls)
+    return any(call.last == "backward" or DDP.fullmatch(call.name) for call in calls)
 
 
 def is_of_gradient(call: Call) -> bool:

@@ -490,8 +490,12 @@ class Program:
     def with_bases(self, function: Function) -> list[Class]:
         """Return the class that a method is of, and those that it inherits from."""
         owner = function.of_class or (function.owner.of_class if function.owner else None)
+        return self.hierarchy(owner) if owner is not None else []
+
+    def hierarchy(self, owner: Class) -> list[Class]:
+        """Return a class and those that it inherits from."""
         found: list[Class] = []
-        waiting = [owner] if owner is not None else []
+        waiting = [owner]
         while waiting and len(found) < 8:
             here = waiting.pop(0)
             if here in found:

@@ -342,6 +342,12 @@ PYTHON: tuple[Described, ...] = (
         "n ranks take as long for it as one",
     ),
     described(
+        424,
+        "backward-twice-per-step",
+        "two backward passes through one model before one step of its optimizer",
+        "each of them reduces all gradients over the ranks, one for nothing",
+    ),
+    described(
         422,
         "gradient-by-gradient",
         "a collective for the gradient of each parameter, behind the backward pass",

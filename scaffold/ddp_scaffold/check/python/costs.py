@@ -15,11 +15,12 @@ from .module import (
     dotted,
     is_constant,
     keyword,
+    last_of,
     names_in,
     shown,
 )
 from .steps import each_step, goes_back, holds_each_step, is_choice, literal, units, within
-from .tensors import is_step_of_scaler
+from .tensors import MODEL, is_step_of_scaler
 
 WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
@@ -237,6 +238,61 @@ def _is_meter(context: Context, call: Call) -> bool:
     )
 
 
+def twice(context: Context, function: Function) -> Iterator[Found]:
+    """Yield backward passes through one model before one step of its optimizer: each reduces all gradients."""
+    if not context.plain(function.module) or context.says_near(function.module, UNSYNCHRONIZED):
+        return
+    for unit in units(context, function):
+        outer = (unit,) if unit is not None else ()
+        calls = [c for c in function.calls if c.place.loops[-1:] == outer and each_step(context, c, unit)]
+        before: tuple[Call, set[str]] | None = None
+        for call in calls:
+            if call.last in ("step", "zero_grad"):
+                before = None
+            elif call.last == "backward":
+                models = _models_of(function, call)
+                shared = sorted(models & before[1]) if before is not None else []
+                if before is not None and shared and not _others(before[0], call):
+                    line = function.module.position(before[0].node.lineno)[1]
+                    message = (
+                        f"the gradients of `{shared[0]}` are reduced over all ranks by this backward pass and that of"
+                        f" line {line}, before one step of the optimizer: one of the two is for nothing"
+                    )
+                    fix = "go back once, from the sum of the losses, or make the first pass under no_sync()"
+                    yield Found("DDP424", function.module, call.node, message, fix)
+                    return
+                before = (call, models)
+
+
+def _others(first: Call, second: Call) -> bool:
+    """Tell whether two backward passes exclude each other: they stand in the two branches of a condition."""
+    held = {(id(guard.test), guard.holds) for guard in first.place.guards}
+    return any((id(guard.test), not guard.holds) in held for guard in second.place.guards)
+
+
+def _models_of(function: Function, call: Call) -> set[str]:
+    """Return the models that a function has called for the loss from which a call goes back, since the last one."""
+    start = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
+    waiting, seen, found = [start] if start is not None else [], set[str](), set[str]()
+    while waiting:
+        for part in ast.walk(waiting.pop()):
+            name = dotted(part.func) if isinstance(part, ast.Call) else ""
+            last_part = name.rpartition(".")[2]
+            if MODEL.fullmatch(last_part) and not last_part[0].isupper():
+                found.add(name)
+            name = dotted(part) if isinstance(part, (ast.Name, ast.Attribute)) else ""
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            before = [a for a in function.assignments.get(name, ()) if a.order < call.order]
+            last = max(before, key=lambda a: a.order, default=None)
+            value = getattr(last.node, "value", None) if last is not None and last.value is None else None
+            value = last.value if last is not None and last.value is not None else value
+            if value is not None and not (isinstance(value, ast.Call) and last_of(value) in ("detach", "item")):
+                waiting.append(value)
+    return found
+
+
 def gradients(context: Context, function: Function) -> Iterator[Found]:
     """Yield a collective for the gradient of each parameter, where DDP reduces many at once during backward."""
     for call in function.calls:
@@ -322,10 +378,16 @@ def _broadcasts(context: Context, function: Function) -> Iterator[Found]:
         model = _whole(loop.iter)
         inner = [c for c in function.calls if loop in c.place.loops and c.name == "torch.distributed.broadcast"]
         wrapped = [c for c in wraps if c.node.args and dotted(c.node.args[0]) == model]
-        if model and inner and any(c.node.lineno > loop.lineno for c in wrapped):
+        if model and inner and any(not _changed(function, c, loop) for c in wrapped):
             message = f"DDP broadcasts the parameters of `{model}` from rank 0 itself, so this sends them all twice"
             yield Found("DDP407", function.module, loop, message, "delete this loop")
     yield from _broadcasts_in_helper(context, function)
+
+
+def _changed(function: Function, wrap: Call, loop: ast.For) -> bool:
+    """Tell whether something loads or sets the parameters between the call of DDP and a loop behind it."""
+    first, last = wrap.node.lineno, loop.lineno
+    return any(first < c.node.lineno < last and re.search(r"load|init|copy_|restore", c.last) for c in function.calls)
 
 
 def _whole(node: ast.Call) -> str:
@@ -339,7 +401,7 @@ def _whole(node: ast.Call) -> str:
 def _broadcasts_in_helper(context: Context, function: Function) -> Iterator[Found]:
     """Yield the call of a helper that broadcasts all parameters, of a model that DDP wraps in the same class."""
     for call in function.calls:
-        given = call.node.args[0] if len(call.node.args) == 1 else None
+        given = call.node.args[0] if call.node.args else None
         if not isinstance(given, ast.Call) or not dotted(given.func).endswith(".parameters"):
             continue
         target = context.program.called(call)
@@ -446,4 +508,4 @@ def guards(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (placebos, group_per_call, groups, guards)
-OF_RANKS = (accumulation, gradients, values, norms, options)  # only where several ranks run the file
+OF_RANKS = (accumulation, twice, gradients, values, norms, options)  # only where several ranks run the file

@@ -333,5 +333,36 @@ def in_forward(context: Context, function: Function) -> Iterator[Found]:
             return
 
 
+def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
+    """Yield waits for the GPU in the step of an optimizer of these files, for each parameter or each step."""
+    owner = function.of_class
+    if function.name != "step" or owner is None or not any("optim" in base.lower() for base in owner.bases):
+        return
+    if not context.is_named(owner.name):
+        return
+    held = context.tensors.held(function)
+    read = next((c.node for c in function.calls if len(c.place.loops) > 1 and _of_parameter(context, c, held)), None)
+    test = next(
+        (t.test for t, place, _ in function.tests if len(place.loops) > 1 and is_test(context, function, t, held)), None
+    )
+    if (node := read or test) is not None:
+        message = (
+            f"`{shown(node, 40)}` waits for the GPU once a parameter, at every step of the optimizer, while the other"
+            " ranks wait in the next reduction"
+        )
+        yield Found("DDP402", function.module, node, message, "keep it on the GPU: torch.where instead of a test")
+    for call in function.calls:
+        if call.name in WAITS and not any("profil" in ast.unparse(guard.test) for guard in call.place.guards):
+            how = "for each parameter" if len(call.place.loops) > 1 else "at every step"
+            message = f"`{shown(call.node)}` makes the CPU wait for the GPU {how} of the optimizer, on every rank"
+            yield Found("DDP413", function.module, call.node, message, f"delete `{shown(call.node)}`")
+            return
+
+
+def _of_parameter(context: Context, call: Call, held: Held) -> bool:
+    seldom_read = any(seldom(context, call.function, guard) for guard in call.place.guards)
+    return not seldom_read and call.last not in SHOWN and reads(context, call, held)
+
+
 RULES = (in_forward,)
-OF_RANKS = (per_step, checks)  # only where several ranks run the file
+OF_RANKS = (per_step, checks, in_optimizer)  # only where several ranks run the file

@@ -100,6 +100,8 @@ class Tensors:
             over = source.value.func if isinstance(source.value, ast.Call) else None
             if isinstance(over, ast.Attribute) and over.attr in ("parameters", "named_parameters"):
                 return True
+            if re.search(r"\[.params.\]", ast.unparse(source.value)):  # of an optimizer
+                return True
             if isinstance(over, ast.Attribute) and over.attr in ("values", "items"):
                 return self.holds(function, over.value, names, surely)
         if source.part is not None and isinstance(source.value, ast.Call):

@@ -246,11 +246,12 @@ def twice(context: Context, function: Function) -> Iterator[Found]:
         outer = (unit,) if unit is not None else ()
         calls = [c for c in function.calls if c.place.loops[-1:] == outer and each_step(context, c, unit)]
         before: tuple[Call, set[str]] | None = None
+        since = 0
         for call in calls:
             if call.last in ("step", "zero_grad"):
                 before = None
             elif call.last == "backward":
-                models = _models_of(function, call)
+                models = _models_of(function, call, since)
                 shared = sorted(models & before[1]) if before is not None else []
                 if before is not None and shared and not _others(before[0], call):
                     line = function.module.position(before[0].node.lineno)[1]
@@ -261,7 +262,7 @@ def twice(context: Context, function: Function) -> Iterator[Found]:
                     fix = "go back once, from the sum of the losses, or make the first pass under no_sync()"
                     yield Found("DDP424", function.module, call.node, message, fix)
                     return
-                before = (call, models)
+                before, since = (call, models), call.order
 
 
 def _others(first: Call, second: Call) -> bool:
@@ -270,7 +271,7 @@ def _others(first: Call, second: Call) -> bool:
     return any((id(guard.test), not guard.holds) in held for guard in second.place.guards)
 
 
-def _models_of(function: Function, call: Call) -> set[str]:
+def _models_of(function: Function, call: Call, since: int) -> set[str]:
     """Return the models that a function has called for the loss from which a call goes back, since the last one."""
     start = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
     waiting, seen, found = [start] if start is not None else [], set[str](), set[str]()
@@ -284,12 +285,13 @@ def _models_of(function: Function, call: Call) -> set[str]:
             if not name or name in seen:
                 continue
             seen.add(name)
-            before = [a for a in function.assignments.get(name, ()) if a.order < call.order]
-            last = max(before, key=lambda a: a.order, default=None)
-            value = getattr(last.node, "value", None) if last is not None and last.value is None else None
-            value = last.value if last is not None and last.value is not None else value
-            if value is not None and not (isinstance(value, ast.Call) and last_of(value) in ("detach", "item")):
-                waiting.append(value)
+            before = sorted(
+                (a for a in function.assignments.get(name, ()) if a.order < call.order), key=lambda a: a.order
+            )
+            for one in [a for a in before if a.order > since] or before[-1:]:
+                value = one.value if one.value is not None else getattr(one.node, "value", None)
+                if value is not None and not (isinstance(value, ast.Call) and last_of(value) in ("detach", "item")):
+                    waiting.append(value)
     return found
 
 

@@ -23,7 +23,10 @@ STEP = re.compile(
 
 def goes_back(context: Context, call: Call) -> bool:
     """Tell whether a call is a backward pass, or makes one step: in a helper, a scaler, a method of some class."""
-    return call.last == "backward" or is_step_of_scaler(call) or _goes_back(context, call, frozenset())
+    if id(call) not in context.backward:
+        found = call.last == "backward" or is_step_of_scaler(call) or _goes_back(context, call, frozenset())
+        context.backward[id(call)] = found
+    return context.backward[id(call)]
 
 
 def targets(context: Context, call: Call) -> list[Function]:
@@ -160,14 +163,28 @@ def _of_rank_alone(context: Context, function: Function, guard: Guard) -> bool:
 
 
 def is_choice(guard: Guard) -> bool:
-    """Tell whether a condition is an option, which is the same at each step: `args.mask`, `cfg.loss == "l1"`."""
+    """Tell whether a condition is an option, the same at each step: `args.mask`, `cfg["loss"] in ("l1", "l2")`."""
     test = guard.test
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test = test.operand
-    if isinstance(test, ast.Compare) and len(test.comparators) == 1 and isinstance(test.comparators[0], ast.Constant):
-        fixed = isinstance(test.comparators[0].value, (str, bool, type(None)))
-        return fixed and CHOICES.fullmatch(dotted(test.left).partition(".")[0]) is not None
-    return CHOICES.fullmatch(dotted(test).partition(".")[0]) is not None
+    if isinstance(test, ast.Compare) and len(test.comparators) == 1:
+        right = test.comparators[0]
+        values = right.elts if isinstance(right, (ast.List, ast.Tuple)) else [right]
+        if not all(isinstance(v, ast.Constant) and isinstance(v.value, (str, bool, type(None))) for v in values):
+            return False
+        test = test.left
+    return CHOICES.fullmatch(_settings(test).partition(".")[0]) is not None
+
+
+def _settings(node: ast.expr) -> str:
+    """Return the name of the settings that an expression asks: `self.opt` for `self.opt["train"].get("loss")`."""
+    while True:
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            node = node.func.value
+        else:
+            return dotted(node)
 
 
 def literal(loop: ast.stmt) -> bool:

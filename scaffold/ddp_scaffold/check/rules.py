@@ -164,7 +164,7 @@ PYTHON: tuple[Described, ...] = (
     described(
         207,
         "unseeded-order",
-        "a shuffle or split of the data that nothing seeds",
+        "a shuffle or split of the data that nothing seeds, or samples in the order of a set of texts",
         "ranks have different orders, so samples are read twice or never",
     ),
     described(
@@ -403,7 +403,7 @@ PYTHON: tuple[Described, ...] = (
     described(
         608,
         "equal-seeds",
-        "one seed on all ranks, where the data set draws augmentations",
+        "one seed on all ranks, where the data set or the model draws",
         "worker k of every rank draws the same augmentations, and dropout the same masks",
     ),
     described(

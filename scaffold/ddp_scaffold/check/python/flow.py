@@ -27,6 +27,7 @@ class Held:
 
     function: Function
     text: str
+    guards: tuple[Guard, ...] = ()  # where it got the value
 
 
 def places_of(program: Program, function: Function, node: ast.expr) -> Iterator[tuple[Function, Holds]]:
@@ -61,6 +62,13 @@ def mentions(node: ast.expr, text: str) -> bool:
     return any(written(part) == text for part in ast.walk(node) if isinstance(part, ast.expr))
 
 
+def _same(node: ast.expr, text: str) -> bool:
+    """Tell whether an expression is a value that is written like this, or an entry of it."""
+    while isinstance(node, ast.Subscript) and written(node) != text:
+        node = node.value
+    return written(node) == text
+
+
 def written(node: ast.AST) -> str:
     """Return `a.b['c']` for that expression, and an empty text for what is no name with attributes and fixed keys."""
     rest = ""
@@ -80,22 +88,21 @@ def _next(program: Program, here: Held) -> list[Held | tuple[Function, ast.expr]
     first = text.partition(".")[0].partition("[")[0]
     owner = function.of_class or (function.owner.of_class if function.owner else None)
     if first == "self" and owner is not None:
-        found += [Held(method, text) for one in program.family(owner) for method in one.methods.values()]
-        found += _of_objects(program, owner, text.removeprefix("self"))
+        methods = [method for one in program.family(owner) for method in one.methods.values()]
+        found += [Held(method, text, here.guards) for method in methods]
+        found += _of_objects(program, owner, text.removeprefix("self"), here.guards)
     else:
         found += [Held(other, text) for other in _within(function, first)]
     for statement_of in _statements(function, text):
-        found += _assigned(function, statement_of, lambda one: written(one) == text, "")
-    mine = function.assignments.get(text, ())
-    guards = mine[0].place.guards if len(mine) == 1 else ()
+        found += _assigned(function, statement_of, lambda one: _same(one, text), "")
     for leave in function.exits:
         value = leave.node.value if isinstance(leave.node, ast.Return) else None
         if value is not None and mentions(value, text):
-            for part in _parts(value, lambda one: written(one) == text):
-                for site in _sites(program, function, (*guards, *leave.place.guards)):
+            for part in _parts(value, lambda one: _same(one, text)):
+                for site in _sites(program, function, (*here.guards, *leave.place.guards)):
                     found += _from_expression(program, site.function, site.node, part)
     for call in function.calls:
-        found += _given(program, call, lambda one: written(one) == text)
+        found += _given(program, call, lambda one: _same(one, text))
     return found
 
 
@@ -152,7 +159,7 @@ def _assigned(
     found: list[Held | tuple[Function, ast.expr]] = []
     for inner in _parts(value, is_it):
         if assignment.value is not None:
-            found.append(_held(function, f"{assignment.target}{inner}{part}"))
+            found.append(_held(function, f"{assignment.target}{inner}{part}", assignment.place.guards))
             continue
         for target in getattr(assignment.node, "targets", ()):
             found += _unpacked(function, target, inner + part) if isinstance(target, (ast.Tuple, ast.List)) else []
@@ -167,8 +174,8 @@ def _unpacked(function: Function, target: ast.Tuple | ast.List, part: str) -> li
     return []
 
 
-def _held(function: Function, text: str) -> Held:
-    return Held(function, SIZE.sub("]", text))
+def _held(function: Function, text: str, guards: tuple[Guard, ...] = ()) -> Held:
+    return Held(function, SIZE.sub("]", text), guards)
 
 
 def _parts(value: ast.expr, is_it: Holds) -> list[str]:
@@ -183,6 +190,10 @@ def _parts(value: ast.expr, is_it: Holds) -> list[str]:
     if isinstance(value, ast.Dict):
         pairs = [(k.value, v) for k, v in zip(value.keys, value.values, strict=True) if isinstance(k, ast.Constant)]
         return [f"[{key!r}]{rest}" for key, one in pairs for rest in _parts(one, is_it)]
+    if isinstance(value, ast.DictComp):  # of which key is not asked: all that it has is made alike
+        return _parts(value.value, is_it)
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        return _parts(value.elt, is_it)
     if isinstance(value, ast.Call):
         last = dotted(value.func).rpartition(".")[2]
         inner = [rest for one in value.args for rest in _parts(one, is_it)]
@@ -253,11 +264,13 @@ def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[H
     return found
 
 
-def _of_objects(program: Program, owner: Class, attribute: str) -> list[Held | tuple[Function, ast.expr]]:
+def _of_objects(
+    program: Program, owner: Class, attribute: str, guards: Sequence[Guard]
+) -> list[Held | tuple[Function, ast.expr]]:
     """Return where the attribute of an object goes that a class of these files sets: `Data(args).loader`."""
     made = owner.methods.get("__init__")
     found: list[Held | tuple[Function, ast.expr]] = []
-    for site in program.sites.get(id(made), ()) if made is not None else ():
+    for site in _sites(program, made, guards) if made is not None else ():
         name = next((n for n, a in site.function.assignments.items() if any(one.value is site.node for one in a)), "")
         if name:
             found.append(Held(site.function, f"{name}{attribute}"))

@@ -13,6 +13,7 @@ from .module import (
     Call,
     Class,
     Function,
+    Guard,
     Module,
     Place,
     argument,
@@ -60,6 +61,7 @@ SHARED = (
     "webdata",
     "resampl",
 )
+PADDING = re.compile(r"pad|repeat|even")
 LOADER, SAMPLER = "torch.utils.data.DataLoader", "DistributedSampler"
 REDUCTIONS = {
     *("all_reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce", "all_gather_into_tensor"),
@@ -214,7 +216,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if _is_held_out(function, call, name, loaders):
             yield from _of_validation(context, function, call, name, loaders)
             continue
-        if not TRAIN.search(name.rpartition(".")[2]) and _evaluates(context, function, call, loaders):
+        training = TRAIN.search(name.rpartition(".")[2]) or any(_says_training(guard) for guard in call.place.guards)
+        if not training and _evaluates(context, function, call, loaders):
             yield _padded(function, call, f"the sampler `{name}`" if name else "this sampler")
         if _may_shuffle(context, function, call) and _never_told(context, function, call, loaders):
             named = f"`{name}`" if name else "this sampler"
@@ -223,9 +226,18 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP202", function.module, call.node, message, fix)
 
 
+def _says_training(guard: Guard) -> bool:
+    """Tell whether a condition says that something is made for training: `is_training`, `split == "train"`."""
+    words = {*names_in(guard.test), *(str(p.value) for p in ast.walk(guard.test) if isinstance(p, ast.Constant))}
+    negated = any(isinstance(part, (ast.Not, ast.NotEq)) for part in ast.walk(guard.test))
+    return guard.holds is not negated and any("train" in word.lower() for word in words)
+
+
 def is_sampler(context: Context, function: Function, call: Call) -> bool:
     """Tell whether a call makes torch's DistributedSampler, or one of these files that is made like it and pads."""
     made = context.program.lookup(function.module, dotted(call.node.func)) if dotted(call.node.func) else None
+    if any(PADDING.search(word.arg or "") and is_constant(word.value, False) for word in call.node.keywords):
+        return False
     if isinstance(made, Class):
         return any(base.endswith("Sampler") for base in made.bases) and bool(PADS.search(ast.unparse(made.node)))
     name = call.name
@@ -381,7 +393,7 @@ def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterat
     seen: set[int] = set()
     for where, holds in places_of(context.program, function, sampler.node):
         for call in where.calls:
-            if not call.last.endswith("DataLoader") or id(call) in seen:
+            if not call.last.endswith("Loader") or id(call) in seen:
                 continue
             given = keyword(call.node, "sampler") or keyword(call.node, "batch_sampler")
             given = given or (call.node.args[3] if len(call.node.args) > 3 else None)

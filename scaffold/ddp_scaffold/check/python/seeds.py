@@ -65,7 +65,7 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
     line = function.module.position(spawn.node.lineno)[1]
     message = (
         f"this seeds the process that starts the ranks; those of mp.spawn (line {line}) are new processes that do not"
-        f" inherit it, and nothing in `{worker.name}` seeds them: two runs with one seed differ"
+        f" inherit it, and nothing in `{worker.name}` seeds torch on the CPU: two runs with one seed differ"
     )
     fix = f"call `{shown(seeds[0].node, 40)}` at the beginning of `{worker.name}`, in each rank"
     yield Found("DDP503", function.module, seeds[0].node, message, fix)
@@ -82,10 +82,10 @@ def _seeds_torch(context: Context, call: Call, depth: int = 0) -> bool:
 
 
 def _seeds_within(context: Context, function: Function, depth: int = 0) -> bool:
-    """Tell whether a function, or one that it calls, seeds anything."""
+    """Tell whether a function, or one that it calls, seeds torch on the CPU, or something that is not known."""
     for call in function.calls:
-        if call.name.startswith("torch.cuda."):
-            continue  # of the GPU alone
+        if call.name.startswith(("torch.cuda.", "random.", "numpy.random.")):
+            continue  # of the GPU alone, or not of torch, in which the weights are drawn
         if call.last in SEEDS or re.search(r"seed|determinis", call.last):
             return True
         target = context.program.called(call)

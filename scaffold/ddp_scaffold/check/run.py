@@ -64,7 +64,9 @@ def check(paths: Sequence[str | Path], selection: Selection) -> Checked:
         for one in set(found)
         if one.rule in wanted and not _ignored(one, by_path[one.file].text)
     )
-    return Checked(tuple(files), tuple(kept), tuple(file for file in files if file.unread))
+    # The rules of scripts and those of Python may both see a port: one line is told of it once.
+    once = {(one.file, one.cell, one.line, one.rule, one.message): one for one in reversed(kept)}
+    return Checked(tuple(files), tuple(sorted(once.values())), tuple(file for file in files if file.unread))
 
 
 def selection_of(select: Iterable[str], ignore: Iterable[str], paths: Sequence[str | Path]) -> Selection:

@@ -18,6 +18,7 @@ from . import (
     hang,
     leaving,
     measures,
+    ports,
     rank_zero,
     reads,
     results,
@@ -43,6 +44,7 @@ ROOMS = (
     measures,
     seeds,
     devices,
+    ports,
     saves,
     reads,
     costs,
@@ -122,8 +124,8 @@ class _Line:
 
 
 def _placed(found: Found) -> Finding:
-    rule = rules.BY_ID[found.rule].rule
+    severity = rules.SEVERITIES[int(found.rule[3]) - 1]  # of the hundreds, also where a rule is one of scripts
     cell, line = found.module.position(getattr(found.node, "lineno", 1))
     column = getattr(found.node, "col_offset", 0) + 1
-    path, docs = found.module.file.path, rules.page_of(rule.id)
-    return Finding(path, line, column, rule.id, rule.severity, found.message, found.fix, docs, cell)
+    path, docs = found.module.file.path, rules.page_of(found.rule)
+    return Finding(path, line, column, found.rule, severity, found.message, found.fix, docs, cell)

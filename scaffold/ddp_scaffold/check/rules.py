@@ -481,6 +481,12 @@ PYTHON: tuple[Described, ...] = (
         "the rank within a node as the rank among all",
         "it works on one node only: the second has the same ranks",
     ),
+    described(
+        641,
+        "unequal-parts",
+        "training data of which each rank takes every n-th, and nothing makes the parts equal",
+        "a rank that has a batch more than the others waits for them in its backward pass",
+    ),
 )
 
 BY_ID: dict[str, Described] = {one.rule.id: one for one in PYTHON}

@@ -24,6 +24,7 @@ from . import (
     results,
     saves,
     seeds,
+    shares,
     stops,
     waiting,
     writes,
@@ -36,6 +37,7 @@ from .program import Program
 TEMPLATE = re.compile(r"^\s*\{[%#]-?\s", re.MULTILINE)  # of Jinja: not Python before it is rendered
 ROOMS = (
     hang,
+    shares,
     leaving,
     waiting,
     stops,

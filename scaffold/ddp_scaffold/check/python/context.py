@@ -306,7 +306,8 @@ class Context:
         if any(REDUCED.search(name) for name in names):
             return True
         for call in function.calls:
-            given = names & names_in(call.node) if self.effects.of(call) else set()
+            meets = any(effect.kind != "forward" for effect in self.effects.of(call))
+            given = names & names_in(call.node) if meets else set()
             if given and not (test and call.order > test[1] and all(_is_new(function, one, *test) for one in given)):
                 return True
         before: set[str] = set()

@@ -198,7 +198,8 @@ def _same_everywhere(test: ast.expr) -> bool:
             return True
         if isinstance(node, ast.Compare):
             right = node.comparators[0]
-            zero = isinstance(right, ast.Constant) and right.value in (0, None)
+            below = isinstance(node.ops[0], (ast.Lt, ast.GtE))  # less than one is none
+            zero = isinstance(right, ast.Constant) and (right.value in (0, None) or (below and right.value == 1))
             sized = {"shape", "size", "len", "batch_size"} & names_in(node)
             if any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops) or (sized and not zero):
                 return True

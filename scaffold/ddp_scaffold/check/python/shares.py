@@ -1,0 +1,84 @@
+"""Rules for training data that ranks share out by hand: each takes every n-th, and nothing makes the parts equal."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .context import Context, Found
+from .module import Function, dotted, names_in, shown
+from .ranks import COUNT
+
+# Where parts are made equal, or never end, or the ranks may end at different steps.
+EQUAL = re.compile(
+    r"total_size|num_samples|\bpad|_pad|ceil|drop_|truncat|\bmin\(|repeat|infinit|while True|cycle|\brem\b"
+)
+JOINS = re.compile(r"\bJoin\(|\.join\(\)|monitored_barrier|\bwith\b[^\n]*\bjoin\b")
+OTHER = re.compile(r"eval|test|valid|infer|generat|sampl|metric|predict|search|worker|visual|partition", re.IGNORECASE)
+TENSORS = re.compile(r"param|weight|bias|grad|layer|module|batch|indices|col", re.IGNORECASE)
+APART = re.compile(r"group|optim|kernel|model_parallel", re.IGNORECASE)
+
+
+def unequal_parts(context: Context, function: Function) -> Iterator[Found]:
+    """Yield data of which each rank takes every n-th, where the parts may differ by one."""
+    if not context.plain(function.module) or isinstance(function.node, ast.Module):
+        return
+    node = _shared_out(context, function)
+    if node is None or OTHER.search(function.name) or APART.search(function.module.file.inside):
+        return
+    owner = function.of_class.name if function.of_class is not None else ""
+    if OTHER.search(owner) or EQUAL.search(ast.unparse(function.node)):
+        return
+    if context.says(function.module, JOINS) or not context.calls_in_component(function.module, "backward"):
+        return
+    message = (
+        f"each rank takes every n-th (`{shown(node, 40)}`): where the number is no multiple of the number of ranks,"
+        " some ranks have one more, and may have a batch more: in its backward pass they wait for the others until the"
+        " timeout, or meet the first step of their next epoch"
+    )
+    fix = "cut what is shared out to a multiple of the number of ranks, or leave it to a DistributedSampler"
+    yield Found("DDP641", function.module, node, message, fix)
+
+
+def _shared_out(context: Context, function: Function) -> ast.expr | None:
+    """Return the expression by which a rank takes its own part of some data."""
+    for test, place, _ in function.tests:
+        skips = len(test.body) == 1 and isinstance(test.body[0], ast.Continue) and not test.orelse
+        over = place.loops[-1] if place.loops else None
+        counted = isinstance(over, ast.For) and isinstance(over.iter, ast.Call) and dotted(over.iter.func) == "range"
+        if skips and isinstance(over, ast.For) and not counted and not TENSORS.search(ast.unparse(over.iter)):
+            found = next((part for part in ast.walk(test.test) if _is_every_nth(context, function, part)), None)
+            if isinstance(found, ast.expr):
+                return found
+    for assigned in function.assignments.values():
+        for value in (a.value for a in assigned):
+            if not (isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice)):
+                continue
+            begin, end, step = value.slice.lower, value.slice.upper, value.slice.step
+            if begin is None or end is not None or step is None or not _is_count(step):
+                continue
+            if context.ranks.is_rank(function, begin) and not TENSORS.search(ast.unparse(value.value)):
+                return value
+    return None
+
+
+def _is_every_nth(context: Context, function: Function, test: ast.AST) -> bool:
+    """Tell whether a test is `k % world_size != rank`, or `k % world_size == rank` within a `not`."""
+    if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.NotEq))):
+        return False
+    sides = (test.left, test.comparators[0])
+    for left, right in (sides, sides[::-1]):
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and _is_count(left.right):
+            return context.ranks.is_rank(function, right)
+    return False
+
+
+def _is_count(node: ast.expr) -> bool:
+    """Tell whether an expression is the number of ranks."""
+    name = dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+    return bool(COUNT.fullmatch(name) or (isinstance(node, ast.Call) and "world_size" in names_in(node)))
+
+
+RULES = ()
+OF_RANKS = (unequal_parts,)  # only where several ranks run the file

@@ -47,7 +47,7 @@ PADS = re.compile(r"(\w+) (?:\+= \1\[|= \1 \+ \1\[)|\.extend\((\w+)\[:")
 JOINS = re.compile(r"reduc|gather|agree|consensus|synchronize_|(?:^|_)sync(?!_?b|hronize$)", re.IGNORECASE)
 TEXTS = re.compile(r"split\(|basename|listdir|glob|keys\(\)|names?\b|paths?\b|files?\b|phoneme|caption|words?\b|video")
 NUMBERS = re.compile(r"\bint\(|tolist\(|range\(")
-SEVERAL = re.compile(r"distribut|ddp|rank|world|gpu|parallel|multi", re.IGNORECASE)
+SEVERAL = re.compile(r"\bdist|distribut|ddp|rank|world|gpu|parallel|multi", re.IGNORECASE)
 SHARED = (
     "rank",
     "shard",
@@ -82,7 +82,9 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if HELD_OUT.search(name) or any(SEVERAL.search(ast.unparse(g.test)) for g in call.place.guards):
             continue
-        if shares_itself(context, function, call) or not loader_comes_to(context, function, call, _trained_by_ranks):
+        if shares_itself(context, function, call) or not _is_of_samples(context, function, call):
+            continue
+        if not loader_comes_to(context, function, call, _trained_by_ranks):
             continue
         message = (
             f"every rank reads all samples of {f'`{name}`' if name else 'this loader'}: an epoch on n ranks reads each"
@@ -120,6 +122,15 @@ def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr]
         return False
     trains = any(c.last == "backward" and loops & set(c.place.loops) for c in function.calls)
     return not trains and context.run_by_ranks(function) and reduces(context, function)
+
+
+def _is_of_samples(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a loader draws samples by number: it shuffles, or its data set's class is here and no stream."""
+    if is_constant(keyword(call.node, "shuffle"), True):
+        return True
+    dataset = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    made = context.program.objects.of_value(function, dataset) or []
+    return bool(made) and all("__getitem__" in one.methods and not _mentions_rank(one) for one in made)
 
 
 def _trained_by_ranks(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:

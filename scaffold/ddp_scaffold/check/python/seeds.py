@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from .context import Context, Found
+from .context import Context, Found, wraps_ddp
 from .module import (
     Call,
     Class,
@@ -45,6 +45,8 @@ APPLIES = re.compile(
     r"(?:^|_)(?:eval\w*|infer\w*|predict\w*|generat\w*|sampl\w*|test\w*|retriev\w*|visuali\w*|demo)(?:_|$)"
 )
 FILLS = {"normal_", "uniform_", "bernoulli_", "random_"}
+ONE_PROCESS = re.compile(r"(?<!Distributed)\bDataParallel\(")
+UNSET = re.compile(r"\bseed\s*(?::[^=\n]+)?=\s*None\b")  # a setting: `self.seed = None`
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 MAX_DEPTH = 4
 
@@ -114,6 +116,8 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     file = function.module.file
     if APPLIES.search(PurePosixPath(file.inside).stem) and not BACKWARD.search(file.text):
         return  # a program that only applies the model
+    if ONE_PROCESS.search(file.text) and not wraps_ddp(function.module):
+        return  # DataParallel, of which one process feeds all GPUs
     seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
     if not seeds or _is_of_parent(context, function):
         return
@@ -301,6 +305,8 @@ def _optional(context: Context, function: Function, call: Call) -> bool:
     """Tell whether nothing is seeded unless the user asks for it: the option has no default, or None."""
     if not any("seed" in name for guard in call.place.guards for name in names_in(guard.test)):
         return False
+    if context.says(function.module, UNSET):
+        return True
     options = context.calls_in_component(function.module, "add_argument")
     own = [option for option in options if option.function.module is function.module]
     for option in own or options:

@@ -179,7 +179,12 @@ PYTHON: tuple[Described, ...] = (
         "a checkpoint that all ranks load without map_location",
         "each rank puts a copy on the GPU from which it was saved",
     ),
-    described(210, "first-gpu-everywhere", "GPU 0 on every rank", "NCCL refuses two ranks on one GPU"),
+    described(
+        210,
+        "first-gpu-everywhere",
+        "GPU 0 on every rank, by its number or by `.cuda()` where nothing sets the device",
+        "NCCL refuses two ranks on one GPU",
+    ),
     described(211, "device-set-late", "a collective before the rank has its device", "it uses GPU 0 on every rank"),
     described(
         212,

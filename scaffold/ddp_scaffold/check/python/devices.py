@@ -13,9 +13,14 @@ from .module import Call, Function, dotted, is_constant, keyword, names_in, show
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
 # What only a checkpoint has from which training goes on, and how its path is called.
 PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
-SEVERAL = re.compile(r"dist|ddp|world_size|local_rank|multi", re.IGNORECASE)  # there are several ranks
+SEVERAL = re.compile(
+    r"dist|ddp|world_size|local_rank|multi|n(?:um)?_?gpus|parallel", re.IGNORECASE
+)  # there are several ranks
 RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
-MASKS = re.compile(r"^[^#\n]*CUDA_VISIBLE_DEVICES", re.MULTILINE)
+# One GPU for each rank: not `"0,1"` for all of them, and not a command in a docstring.
+MASKS = re.compile(
+    r"^[^#\n]*[\"']CUDA_VISIBLE_DEVICES[\"']\s*(?:\]\s*=(?!=)|,|:)(?!\s*[\"']\d+(?:\s*,\s*\d+)+[\"'])", re.MULTILINE
+)
 LOCAL_RANK, ON_GPU = re.compile("LOCAL_RANK"), re.compile("cuda|nccl")
 ONE_NODE = re.compile(r"127\.0\.0\.1|localhost|device_count\(\)")
 SPAWNS = re.compile(r"mp\.spawn\(|multiprocessing\.spawn\(")
@@ -51,6 +56,34 @@ def first_gpu(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"use the GPU of the local rank in `{shown(call.node, 40)}`: int(os.environ['LOCAL_RANK'])"
             yield Found("DDP210", function.module, call.node, message, fix)
+
+
+def default_gpu(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a model that every rank puts on GPU 0 by `.cuda()`, and DDP is told that it is on the GPU of the rank."""
+    if not context.plain(function.module) or _masked(context, function) or context.says(function.module, PLACES):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "device_ids") if call.last in ("DistributedDataParallel", "DDP") else None
+        if not _takes_gpu(given) or not isinstance(given, ast.List) or isinstance(given.elts[0], ast.Constant):
+            continue
+        name = dotted(call.node.args[0]) if call.node.args else ""
+        moves = [c for c in function.calls if name and c.order < call.order and _moves(function, c, name)]
+        if not moves or any(c.node.args or c.node.keywords or c.last == "to" for c in moves):
+            continue
+        message = (
+            f"nothing sets this rank's device, so every rank of a node puts `{name}` on GPU 0, and DDP is told that it"
+            f" is on `{shown(given.elts[0], 30)}`: NCCL refuses two ranks on one GPU, or the forward pass fails"
+        )
+        fix = f"call torch.cuda.set_device({shown(given.elts[0], 30)}) before `{shown(moves[0].node, 40)}`"
+        yield Found("DDP210", function.module, moves[0].node, message, fix)
+
+
+def _moves(function: Function, call: Call, name: str) -> bool:
+    """Tell whether a call puts what a variable holds on a device: `model.cuda()`, `model = Net().cuda()`."""
+    func = call.node.func
+    if call.last not in ("cuda", "to") or not isinstance(func, ast.Attribute):
+        return False
+    return dotted(func.value) == name or any(a.value is call.node for a in function.assignments.get(name, ()))
 
 
 def _masked(context: Context, function: Function) -> bool:
@@ -426,6 +459,7 @@ def _on_gpu(call: Call) -> bool:
 RULES = (late_device, options, rendezvous_files)
 OF_RANKS = (
     first_gpu,
+    default_gpu,
     global_device,
     local_rank_as_rank,
     loads,

@@ -200,7 +200,8 @@ class Context:
     def is_spawned(self, function: Function) -> bool:
         """Tell whether a function is what mp.spawn starts as a rank."""
         starts = (c for last in ("spawn", "start_processes") for c in self.calls_in_component(function.module, last))
-        return any(c.node.args and dotted(c.node.args[0]).rpartition(".")[2] == function.name for c in starts)
+        given = (c.node.args[0] if c.node.args else keyword(c.node, "fn") for c in starts)
+        return any(one is not None and dotted(one).rpartition(".")[2] == function.name for one in given)
 
     def run_by_ranks(self, function: Function) -> bool:
         """Tell whether a file that makes a DDP model, or the group for it, has a function or calls it over others."""

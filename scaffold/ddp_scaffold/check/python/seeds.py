@@ -244,7 +244,7 @@ def _is_helper(context: Context, function: Function, call: Call) -> bool:
     first, _, rest = dotted(call.node.args[0]).partition(".")
     if first not in function.parameters or (rest and not HELPER.search(function.name)):
         return False
-    return bool(context.program.sites.get(id(function)))
+    return bool(context.program.sites.get(id(function))) and not context.is_spawned(function)
 
 
 def _is_own(context: Context, function: Function, call: Call) -> bool:

@@ -19,7 +19,7 @@ from .module import (
     names_in,
     shown,
 )
-from .steps import each_step, goes_back, holds_each_step, is_choice, literal, units, within
+from .steps import each_step, goes_back, holds_each_step, is_choice, literal, targets, units, within
 from .tensors import MODEL, is_step_of_scaler
 
 WRAPS = re.compile("DistributedDataParallel|DDP")
@@ -204,15 +204,16 @@ def _one_by_one(context: Context, function: Function, unit: ast.stmt | None) -> 
 
 def _reductions_in(context: Context, call: Call) -> list[Call]:
     """Return the reductions that a helper makes whenever several processes call it, one behind the other."""
-    target = context.program.called(call)
-    if target is None or target is call.function or goes_back(context, call):
-        return []
-    found = [c for c in target.calls if c.name in LOGGED and not c.place.loops and not is_of_gradient(c)]
-    return [
-        c
-        for c in found
-        if all(context.ranks.alone(target, [Guard(g.test, not g.holds, g.line)]) for g in c.place.guards)
-    ]
+    for target in targets(context, call) if not goes_back(context, call) else ():
+        found = [c for c in target.calls if c.name in LOGGED and not c.place.loops and not is_of_gradient(c)]
+        several = [
+            c
+            for c in found
+            if all(context.ranks.alone(target, [Guard(g.test, not g.holds, g.line)]) for g in c.place.guards)
+        ]
+        if len(several) > 1:
+            return several
+    return []
 
 
 def _is_logged(context: Context, call: Call, back: int) -> bool:

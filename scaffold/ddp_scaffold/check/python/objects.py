@@ -27,6 +27,8 @@ class Files(Protocol):
 
     def with_bases(self, function: Function) -> list[Class]: ...
 
+    def method(self, owner: Class, name: str) -> Function | None: ...
+
     def is_partial(self, function: Function, call: ast.Call) -> bool: ...
 
 
@@ -90,6 +92,8 @@ class Objects:
 
     def _of_call(self, function: Function, value: ast.Call, depth: int) -> list[Class] | None:
         called = self.callables(function, value.func, depth)
+        if called is None and isinstance(value.func, ast.Attribute):
+            called = self._methods(function, value.func, depth)
         if called is None:
             return None
         found: list[list[Class] | None] = []
@@ -100,6 +104,14 @@ class Objects:
             returned = [e.node.value for e in one.exits if isinstance(e.node, ast.Return)]
             found.append(self._union([self.of_value(one, made, depth + 1) for made in returned]) if returned else None)
         return self._union(found)
+
+    def _methods(self, function: Function, node: ast.Attribute, depth: int) -> list[Class | Function] | None:
+        """Return the methods that `x.f` may name, where the classes of x are known."""
+        own = isinstance(node.value, ast.Name) and node.value.id == "self" and function.of_class is not None
+        owners = [function.of_class] if own else self.of_value(function, node.value, depth + 1)
+        found = [self.program.method(one, node.attr) for one in owners or () if one is not None]
+        methods: list[Class | Function] = [one for one in found if one is not None]
+        return methods if found and len(methods) == len(found) else None
 
     def callables(self, function: Function, node: ast.expr, depth: int = 0) -> list[Class | Function] | None:
         """Return the classes and functions that an expression may name: `A`, `TABLE[key]`, `TABLE.get(key)`."""

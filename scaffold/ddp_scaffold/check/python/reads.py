@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .context import Context, Found
-from .module import Call, Function, Guard, arguments_of, last_of, shown
+from .module import Call, Function, Guard, arguments_of, dotted, last_of, names_in, shown
 from .steps import (
     each_step,
     holds_each_step,
@@ -196,6 +196,8 @@ def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int,
     """Return the first place in a helper that reads from the GPU whenever it is called, of a loss before others."""
     found: Read | None = None
     for call in target.calls:
+        if context.ranks.alone(target, call.place.guards):
+            continue
         first = any(context.ranks.guard(target, guard) == "first" for guard in call.place.guards)
         if any(seldom(context, target, guard, of_rank=first) for guard in call.place.guards):
             continue
@@ -225,7 +227,7 @@ def reads(context: Context, call: Call, held: Held) -> bool:
         return tensors.holds_at(function, node, held.surely, line)
 
     if isinstance(func, ast.Attribute) and not call.node.args and func.attr in OF_TENSOR:
-        return _is_loss(func.value) or tensors.holds(function, func.value, held.may)
+        return _is_loss(func.value) or tensors.holds(function, func.value, held.may) or _is_one_of_values(call)
     if call.name in NUMBERS and len(call.node.args) == 1:
         return surely(call.node.args[0])
     if call.last in SHOWS:
@@ -258,6 +260,22 @@ def _is_shown(context: Context, function: Function, node: ast.expr, held: Held, 
     if isinstance(node, ast.Call):
         node = node.args[0] if node.args else node
     return context.tensors.holds_at(function, node, held.surely, line)
+
+
+def _is_one_of_values(call: Call) -> bool:
+    """Tell whether a call is `value.item()` in `for name, value in metrics.items()`."""
+    owner = call.node.func.value if isinstance(call.node.func, ast.Attribute) and call.last == "item" else None
+    loop = call.place.loops[-1] if call.place.loops else None
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call) or not isinstance(owner, ast.Name):
+        return False
+    over = loop.iter.func
+    if (
+        not isinstance(over, ast.Attribute)
+        or over.attr not in ("items", "values")
+        or owner.id not in names_in(loop.target)
+    ):
+        return False
+    return re.search(r"loss|metric|scalar|log", dotted(over.value), re.IGNORECASE) is not None
 
 
 def _is_loss(node: ast.expr) -> bool:

@@ -33,7 +33,7 @@ def targets(context: Context, call: Call) -> list[Function]:
     """Return the functions that a call may run: the one that is known, or all methods of a name that tells."""
     target = context.program.runs(call)
     if target is not None:
-        return [target] if target is not call.function else []
+        return [one for one in (*context.program.overrides(call)[:4], target) if one is not call.function]
     last = call.last
     if not isinstance(call.node.func, ast.Attribute) or last in COMMON or not STEP.fullmatch(last):
         return []

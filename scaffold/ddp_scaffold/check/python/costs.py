@@ -39,7 +39,8 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
     if context.says(function.module, UNSYNCHRONIZED) or not context.says(function.module, WRAPS):
         return
     for call in function.calls:
-        if call.last != "backward" and not is_step_of_scaler(call):
+        of_engine = bool(call.node.args) and call.name != "torch.autograd.backward"  # of DeepSpeed: it counts itself
+        if (call.last != "backward" or of_engine) and not is_step_of_scaler(call):
             continue
         if _is_counted(function, call):
             message = (
@@ -222,7 +223,7 @@ def _is_logged(context: Context, call: Call, back: int) -> bool:
     if not given or is_of_gradient(call):
         return False
     if call.name in LOGGED:
-        return call.order > back
+        return call.order > back and not re.search(r"norm|grad", ast.unparse(given[0]))
     if not MEASURED.search(ast.unparse(given[0]).lower()):
         return False
     target = context.program.called(call)

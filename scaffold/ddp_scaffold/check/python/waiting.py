@@ -14,6 +14,7 @@ MODEL = re.compile(
     r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
 )
 LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
+NO_FORWARD = {"parameters", "named_parameters", "state_dict", "load_state_dict", "eval", "train", "modules", "buffers"}
 FITS = {"fit", "fit_transform", "fit_predict", "train"}
 FITTED = re.compile(
     r"faiss\.|umap\.|hdbscan\.|sklearn\.(?:cluster|manifold|linear_model|svm|neighbors|mixture|ensemble|decomposition)"
@@ -135,7 +136,7 @@ def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
     if context.effects.called_parameters(function):
         return True
     for call in function.calls:
-        if any(MODEL.fullmatch(part) for part in dotted(call.node.func).split(".")):
+        if call.last not in NO_FORWARD and any(MODEL.fullmatch(part) for part in dotted(call.node.func).split(".")):
             return True
         target = context.program.called(call)
         if target is not None and depth < 3 and _runs_model(context, target, depth + 1):

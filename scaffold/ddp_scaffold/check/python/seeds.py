@@ -47,6 +47,7 @@ APPLIES = re.compile(
 FILLS = {"normal_", "uniform_", "bernoulli_", "random_"}
 ONE_PROCESS = re.compile(r"(?<!Distributed)\bDataParallel\(")
 UNSET = re.compile(r"\bseed\s*(?::[^=\n]+)?=\s*None\b")  # a setting: `self.seed = None`
+OF_WORKERS = re.compile(r"worker_(?:init|seed)|(?:init|seed)_(?:loader_)?worker")
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 MAX_DEPTH = 4
 
@@ -116,6 +117,8 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     file = function.module.file
     if APPLIES.search(PurePosixPath(file.inside).stem) and not BACKWARD.search(file.text):
         return  # a program that only applies the model
+    if function.name == "__call__" or OF_WORKERS.search(function.name):
+        return
     if ONE_PROCESS.search(file.text) and not wraps_ddp(function.module):
         return  # DataParallel, of which one process feeds all GPUs
     seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
@@ -298,7 +301,10 @@ def _may_know(context: Context, call: Call, given: ast.expr) -> bool:
     if any(re.search(r"rank|gpu", name) for value in bound for name in names_in(value)):
         return True
     target = context.program.lookup(call.function.module, dotted(given)) if dotted(given) else None
-    return not isinstance(target, Function) or re.search(r"rank|gpu", ast.unparse(target.node)) is not None
+    nodes: list[ast.AST] = [target.node] if isinstance(target, Function) else []
+    if not nodes:  # an object that can be called
+        nodes = [made.node for made in context.program.objects.of_value(call.function, given) or ()]
+    return not nodes or any(re.search(r"rank|gpu", ast.unparse(node)) for node in nodes)
 
 
 def _optional(context: Context, function: Function, call: Call) -> bool:

@@ -277,6 +277,8 @@ def options(context: Context, function: Function) -> Iterator[Found]:
 
     Source: the documentation in torch/distributed/launch.py, "versionchanged:: 2.0.0".
     """
+    if "--local_rank" not in function.module.file.text:
+        return
     if id(function.module) not in context.distributed and not _feeds_ranks(context, function):
         return
     for call in function.calls:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .context import Context, Found
 from .effects import walk_body
@@ -62,7 +63,13 @@ def _in_environment(function: Function) -> Iterator[tuple[ast.expr, bool]]:
     """Yield what a function sets MASTER_PORT to."""
     if "MASTER_PORT" not in function.module.file.text:
         return
+    lines = _lines_that_name_it(function.module.file.text)
+    if function.module.cells:
+        lines = ()  # of a notebook, whose lines are counted otherwise
     for statement in function.node.body:
+        last = statement.end_lineno or statement.lineno
+        if lines and not any(statement.lineno <= line <= last for line in lines):
+            continue
         for part in walk_body(statement):
             if isinstance(part, ast.Assign) and any(_is_master_port(target) for target in part.targets):
                 yield part.value, False
@@ -73,6 +80,12 @@ def _in_environment(function: Function) -> Iterator[tuple[ast.expr, bool]]:
         first = call.node.args[0] if call.node.args else None
         if call.last in ("setdefault", "putenv") and _names_port(first) and len(call.node.args) == 2:
             yield call.node.args[1], False
+
+
+@lru_cache(maxsize=256)
+def _lines_that_name_it(text: str) -> tuple[int, ...]:
+    """Return the lines in which the variable stands: a walk over all of a file takes most of the time."""
+    return tuple(number for number, line in enumerate(text.split("\n"), 1) if "MASTER_PORT" in line)
 
 
 def _names_port(node: ast.expr | None) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Exit, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
+from .module import Exit, Function, Guard, Place, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .ranks import Who
 from .steps import goes_back
 
@@ -156,6 +156,59 @@ def skipped_backward(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP105", function.module, test, message, fix)
 
 
+def missing_loss(context: Context, function: Function) -> Iterator[Found]:
+    """Yield `if loss is not None: loss.backward()`, where a function returns None for some batches."""
+    if id(function.module) not in context.distributed:
+        return
+    for test, place, order in function.tests:
+        name = _not_none(test.test)
+        before = [a.value for a in function.assignments.get(name, ()) if a.order < order]
+        loss = before[-1] if before else None
+        call = next((c for c in function.calls if c.node is loss), None) if name else None
+        target = context.program.called(call) if call is not None else None
+        if target is None or not any(
+            name in names_in(c.node) and goes_back(context, c) and any(g.test is test.test for g in c.place.guards)
+            for c in function.calls
+        ):
+            continue
+        line = _none_for_some(context, target)
+        if line is None or any(context.ranks.guard(function, guard) for guard in place.guards):
+            continue
+        message = (
+            f"`{target.name}` returns None for some batches (line {line} there): a rank with such a batch does not go"
+            f" backward from `{name}`, and the others wait for it in the reduction of the gradients"
+        )
+        fix = f"agree on it over all ranks (`all_reduce` with MAX) before the `if`, or go backward from `0 * {name}`"
+        yield Found("DDP105", function.module, test, message, fix)
+
+
+def _not_none(test: ast.expr) -> str:
+    """Return `loss` of `loss is not None`."""
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot) and is_constant(test.comparators[0], None):
+        return test.left.id if isinstance(test.left, ast.Name) else ""
+    return ""
+
+
+def _none_for_some(context: Context, function: Function) -> int | None:
+    """Return the line in which a function settles for None, under a test of what it has computed from a batch."""
+    nothing: list[tuple[ast.stmt, Place]] = []
+    for leave in function.exits:
+        value = leave.node.value if isinstance(leave.node, ast.Return) else None
+        if is_constant(value, None):
+            nothing.append((leave.node, leave.place))
+        elif value is not None:
+            set_to = function.assignments.get(dotted(value), ())
+            nothing += [(a.node, a.place) for a in set_to if is_constant(a.value, None)]
+    for node, place in nothing:
+        for guard in place.guards:
+            parts = {part.id for part in ast.walk(guard.test) if isinstance(part, ast.Name)} - set(function.parameters)
+            values = [a.value for part in parts for a in function.assignments.get(part, ())]
+            computed = any(isinstance(value, ast.Call) and last_of(value) not in ("get", "getattr") for value in values)
+            if computed and context.ranks.guard(function, guard) is None:
+                return function.module.position(node.lineno)[1]
+    return None
+
+
 def _asks_for_key(test: ast.expr) -> bool:
     """Tell whether a test asks for a key in the batch: that may be one of another set, which is not trained on."""
     return (
@@ -258,4 +311,4 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = (exits, flags, clocked_loops)
-OF_RANKS = (decisions, skipped_backward)  # only where several ranks run the file
+OF_RANKS = (decisions, skipped_backward, missing_loss)  # only where several ranks run the file

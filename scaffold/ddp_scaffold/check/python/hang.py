@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .context import Context, Found, part_of_try
+from .context import INIT, Context, Found, part_of_try
 from .effects import Effect, walk_body
 from .module import Call, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .program import FOREIGN
@@ -347,7 +347,7 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
     """Yield collectives in except and finally, where ranks come that have failed."""
     for call in function.calls:
         part = part_of_try(call.place) if call.place.tries else ""
-        if call.name == DESTROY and part == "finally" and _surrounds_steps(context, function, call):
+        if part == "finally" and _destroys(context, call) and _surrounds_steps(context, function, call):
             message = (
                 "a rank that fails destroys the group before it ends, while the others are in a collective: they report"
                 " a lost connection, which hides which rank failed, or the rank waits here for the others"
@@ -378,16 +378,29 @@ def error_paths(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP604", function.module, call.node, message, fix)
 
 
+def _destroys(context: Context, call: Call) -> bool:
+    """Tell whether a call destroys the group, itself or in a helper."""
+    target = context.program.called(call)
+    return call.name == DESTROY or (target is not None and any(c.name == DESTROY for c in target.calls))
+
+
 def _surrounds_steps(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether training stands in the body of the `try` whose `finally` a call is in."""
+    """Tell whether training stands in the body of the `try` whose `finally` a call is in.
+
+    What a process that has made the group itself runs there, without a name that is known, is its work as well.
+    """
+    if id(function.module) not in context.distributed:
+        return False
     outer = {id(node) for node, part in call.place.tries if part == "finally"}
+    makes = any(c.last == INIT for c in function.calls)
     for other in function.calls:
-        if any(id(node) in outer and part == "body" for node, part in other.place.tries) and other.place.loops:
-            return id(function.module) in context.distributed
+        if not any(id(node) in outer and part == "body" for node, part in other.place.tries):
+            continue
         target = context.program.called(other)
-        inside = any(id(node) in outer and part == "body" for node, part in other.place.tries)
-        if inside and target is not None and any(goes_back(context, c) or c.place.loops for c in target.calls):
-            return id(function.module) in context.distributed
+        unknown = makes and target is None and not dotted(other.node.func)
+        steps = target is not None and any(context.goes_backward(c) or c.place.loops for c in target.calls)
+        if other.place.loops or steps or unknown:
+            return True
     return False
 
 

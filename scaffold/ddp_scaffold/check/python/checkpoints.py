@@ -288,7 +288,10 @@ class _Reader:
                 replace(path, sites=(*path.sites, site), varies=path.varies or (counted and path.text.isdigit()))
                 for path in read
             ]
-        return paths[: 2 * MANY] or [self._hole(ast.Name(name))]
+        if paths:
+            return paths[: 2 * MANY]
+        default = default_of(function, name)
+        return [self._hole(ast.Name(name))] if default is None else self.read(function, default, None, MAX_DEPTH, {})
 
     def _hole(self, node: ast.AST) -> Path:
         """Return the value of what is not read further: it changes if its names say so; settings stay."""

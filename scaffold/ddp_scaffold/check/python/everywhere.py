@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from .checkpoints import paths, saved
 from .context import Context, Found
 from .effects import walk_body
 from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
@@ -288,11 +289,13 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
         nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)
-        if path is None or not nodes or _is_option(context, function, path):
+        if path is None or not nodes:
+            continue
+        if _is_option(context, function, path) and not _is_own(context, function, looks[0], path):
             continue
         inner = [c for c in function.calls if any(g.test is test.test for g in c.place.guards)]
         chooses = _names_resume(test)
-        if not chooses and (not any(_loads(context, c) for c in inner) or not _goes_on(function, test)):
+        if not chooses and (not any(_loads(context, c) for c in inner) or not _goes_on(context, function, test)):
             continue
         message = (
             f"each rank looks for `{shown(path, 40)}` itself: on a node that does not see the file that rank 0 has"
@@ -308,7 +311,9 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
 
 def _remembered(context: Context, function: Function) -> Iterator[Found]:
     """Yield `resuming = os.path.isfile(path)`: what each rank has seen itself decides where it begins."""
-    if "resum" not in function.module.file.text or not context.says_near(function.module, NODES):
+    if "resum" not in function.module.file.text:
+        return
+    if not (context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)):
         return
     for statement in getattr(function.node, "body", ()):
         for part in walk_body(statement):
@@ -416,12 +421,34 @@ def _is_option(context: Context, function: Function, node: ast.expr) -> bool:
     return not re.search(r"out|save|log|work|exp|run", last.lower())  # the folder of the run is no choice of a file
 
 
-def _goes_on(function: Function, test: ast.If) -> bool:
-    """Tell whether a counter of epochs or steps gets its value in a branch of a test."""
+def _is_own(context: Context, function: Function, look: ast.Call, path: ast.expr) -> bool:
+    """Tell whether a path that is given is that of the run's own checkpoint: the program names it, or saves it there.
+
+    What a user gives to go on from is another file than the one that is written.
+    """
+    at = next((call for call in function.calls if call.node is look), None)
+    text = ast.unparse(path)
+    if at is None or not PATH.search(text) or re.search(r"pretrain|resum|weight|init|test", text):
+        return False
+    name = dotted(path).rpartition(".")[2]
+    if name in function.parameters:
+        read = paths(context, at, path)
+        return bool(read) and all(one.last and not re.search(r"[*?]", one.last) for one in read)
+    written = (one for other in function.module.functions for call in other.calls if (one := saved(context, call)))
+    return "." in dotted(path) and any(ast.unparse(one.path) == text for one in written)
+
+
+def _goes_on(context: Context, function: Function, test: ast.If) -> bool:
+    """Tell whether a counter of epochs or steps gets its value in a branch of a test, or in a function called there."""
     body = {id(part) for statement in (*test.body, *test.orelse) for part in ast.walk(statement)}
+    called = [context.program.called(c) for c in function.calls if id(c.node) in body and PATH.search(c.last)]
     return any(
         PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
         for name, assigned in function.assignments.items()
+    ) or any(
+        name.startswith("self.") and PROGRESS.search(name)
+        for one in called
+        for name in (one.assignments if one is not None else ())
     )
 
 

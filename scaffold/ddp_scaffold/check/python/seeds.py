@@ -47,6 +47,7 @@ APPLIES = re.compile(
 FILLS = {"normal_", "uniform_", "bernoulli_", "random_"}
 ONE_PROCESS = re.compile(r"(?<!Distributed)\bDataParallel\(")
 UNSET = re.compile(r"\bseed\s*(?::[^=\n]+)?=\s*None\b")  # a setting: `self.seed = None`
+LAUNCHED = re.compile(r"--local[_-]rank\b|[\"']LOCAL_RANK[\"']")
 OF_WORKERS = re.compile(r"worker_(?:init|seed)|(?:init|seed)_(?:loader_)?worker")
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 MAX_DEPTH = 4
@@ -57,6 +58,8 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
     spawn = next((c for c in function.calls if c.name in SPAWN), None)
     if spawn is None or not spawn.node.args or is_constant(keyword(spawn.node, "start_method"), "fork"):
         return
+    if LAUNCHED.search(function.module.file.text):
+        return  # a launcher may start the ranks instead, and each of them comes to the seed
     worker = context.program.lookup(function.module, dotted(spawn.node.args[0]))
     seeds = [c for c in function.calls if c.order < spawn.order and _seeds_torch(context, c)]
     if not seeds or not isinstance(worker, Function) or _seeds_within(context, worker):

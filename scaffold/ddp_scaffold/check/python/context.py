@@ -68,6 +68,7 @@ class Context:
         self.backward: dict[int, bool] = {}  # of a call: whether it is a backward pass or makes a step
         self._named: dict[str, bool] = {}
         self._said: dict[tuple[int, str], bool] = {}
+        self._found_in: dict[tuple[int, re.Pattern[str]], bool] = {}
         self._run_by_ranks: dict[int, bool] = {}
         self._joined: dict[int, bool] = {}
         self._backward: dict[int, list[Call]] = {}
@@ -176,7 +177,7 @@ class Context:
         """Tell whether a pattern is found in the text of a file, or of one that is connected with it."""
         key = (self.program.component[id(module)], pattern.pattern)
         if key not in self._said:
-            self._said[key] = any(pattern.search(other.file.text) for other in self.in_component(module))
+            self._said[key] = any(self.says_itself(other, pattern) for other in self.in_component(module))
         return self._said[key]
 
     def default_of(self, module: Module, node: ast.expr) -> ast.expr:
@@ -195,7 +196,14 @@ class Context:
         """Tell whether a pattern is found in the text of a file, or of one that it imports, at once or over another."""
         near = [module, *self.program.imports_of(module)]
         near += [other for one in near[1:] for other in self.program.imports_of(one)]
-        return any(pattern.search(other.file.text) for other in near)
+        return any(self.says_itself(other, pattern) for other in near)
+
+    def says_itself(self, module: Module, pattern: re.Pattern[str]) -> bool:
+        """Tell whether a pattern is found in the text of a file. It is looked up once."""
+        key = (id(module), pattern)
+        if key not in self._found_in:
+            self._found_in[key] = pattern.search(module.file.text) is not None
+        return self._found_in[key]
 
     def is_spawned(self, function: Function) -> bool:
         """Tell whether a function is what mp.spawn starts as a rank."""

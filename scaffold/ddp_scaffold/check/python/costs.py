@@ -242,7 +242,8 @@ def _is_meter(context: Context, call: Call) -> bool:
 
 def twice(context: Context, function: Function) -> Iterator[Found]:
     """Yield backward passes through one model before one step of its optimizer: each reduces all gradients."""
-    if not context.plain(function.module) or context.says_near(function.module, UNSYNCHRONIZED):
+    passes = sum(call.last == "backward" for call in function.calls)
+    if passes < 2 or not context.plain(function.module) or context.says_near(function.module, UNSYNCHRONIZED):
         return
     for unit in units(context, function):
         outer = (unit,) if unit is not None else ()

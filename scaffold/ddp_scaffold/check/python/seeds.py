@@ -117,12 +117,12 @@ def equal_on_all(context: Context, function: Function) -> Iterator[Found]:
     """Yield a seed that is the same on all ranks, where the data set draws augmentations: all ranks draw the same."""
     if not context.plain(function.module) or not context.run_by_ranks(function):
         return
-    file = function.module.file
-    if APPLIES.search(PurePosixPath(file.inside).stem) and not BACKWARD.search(file.text):
+    module = function.module
+    if APPLIES.search(PurePosixPath(module.file.inside).stem) and not context.says_itself(module, BACKWARD):
         return  # a program that only applies the model
     if function.name == "__call__" or OF_WORKERS.search(function.name):
         return
-    if ONE_PROCESS.search(file.text) and not wraps_ddp(function.module):
+    if context.says_itself(module, ONE_PROCESS) and not wraps_ddp(module):
         return  # DataParallel, of which one process feeds all GPUs
     seeds = [c for c in function.calls if c.node.args and (c.name in MANUAL or _seeds_torch(context, c))]
     if not seeds or _is_of_parent(context, function):

@@ -449,7 +449,8 @@ def is_newest(node: ast.Call) -> bool:
 
 def not_loadable(context: Context, function: Function) -> Iterator[Found]:
     """Yield what torch.load refuses since PyTorch 2.6 (weights_only=True): a Namespace, a number of numpy."""
-    if not context.plain(function.module):
+    kept = [one for call in function.calls if (one := saved(context, call)) is not None]
+    if not kept or not context.plain(function.module):
         return
     component = context.calls_in_component(function.module, "load")
     strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
@@ -457,10 +458,7 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
     if not strict or context.says(function.module, ALLOWED):
         return
     strict.sort(key=lambda c: (c.function.module is not function.module, not _loads_checkpoint(c.function, c)))
-    for call in function.calls:
-        one = saved(context, call)
-        if one is None:
-            continue
+    for one in kept:
         node = one.state
         if isinstance(node, ast.Attribute) and node.attr == "module":
             yield _whole(function, node, strict[0])

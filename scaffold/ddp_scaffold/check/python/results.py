@@ -34,6 +34,9 @@ HANDED_ON = re.compile(
 HELD_OUT = re.compile(
     r"(?:^|_)(?:val|valid|validation|test|testing|eval|evaluation|dev)(?:_|$|set|data|sampler|loader)", re.IGNORECASE
 )
+OF_TEST = re.compile(
+    r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)\b"
+)  # of a condition: `split == "test"`
 COCO = re.compile("COCOeval|CocoEvaluator|COCOEvaluator")
 TOGETHER = re.compile(
     r"torchmetrics|accelerate|evaluate\.load|ignite|all_gather|gather_object|gather_for|(?:dist|distributed|comm)\.gather"
@@ -80,7 +83,8 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if any(word.arg is None for word in call.node.keywords) or context.ranks.partial(call) is not None:
             continue
-        if HELD_OUT.search(name) or any(SEVERAL.search(ast.unparse(g.test)) for g in call.place.guards):
+        tests = [ast.unparse(guard.test) for guard in call.place.guards]
+        if HELD_OUT.search(name) or any(SEVERAL.search(test) or OF_TEST.search(test) for test in tests):
             continue
         if shares_itself(context, function, call) or not _is_of_samples(context, function, call):
             continue
@@ -349,7 +353,7 @@ def _of_one_part(function: Function, call: Call, name: str) -> Found:
 
 def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether a caller may take the ranks' results together, or a library that the files name."""
-    if not depth and WRITTEN.search(ast.unparse(function.node)):
+    if not depth and _writes_results(context, function):
         return True
     if TOGETHER.search(function.module.file.text) or any(JOINS.search(c.last) for c in function.calls):
         return True
@@ -362,6 +366,19 @@ def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bo
         if depth < 3 and _taken_elsewhere(context, site.function, depth + 1):
             return True
     return False
+
+
+def _writes_results(context: Context, function: Function) -> bool:
+    """Tell whether a function, or one that it calls, writes results into files, of a rank or of a sample each."""
+    if WRITTEN.search(ast.unparse(function.node)):
+        return True
+    helpers = [context.program.called(call) for call in function.calls]
+    return any(_writes(call) for one in (function, *helpers) if one is not None for call in one.calls)
+
+
+def _writes(call: Call) -> bool:
+    mode = keyword(call.node, "mode") or (call.node.args[1] if len(call.node.args) > 1 else None)
+    return call.name == "open" and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
 
 
 def _calls_reduction(context: Context, call: Call) -> bool:

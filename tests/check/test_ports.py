@@ -69,6 +69,7 @@ def test_a_port_that_callers_give(default: str, given: str, line: int) -> None:
         ('settings = {\n    "port": "29500",\n}\n', 2),
         ("class Settings:\n    port: int = 0\n", 0),
         ("class Settings:\n    support: int = 29500\n", 0),
+        ("app.run(port=6842, host='0.0.0.0')\n", 0),
         ("class Settings:\n    port: int = 29500 + job_number()\n", 0),
     ],
 )

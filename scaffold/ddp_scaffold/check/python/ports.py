@@ -18,6 +18,7 @@ FEW = 1000  # of so few ports two jobs soon draw the same
 PORT = re.compile(r"[1-9]\d{3,4}")
 LOCAL_PORT = re.compile(r"tcp://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):([1-9]\d{3,4})")
 ENDS_IN_PORT = re.compile(r":([1-9]\d{3,4})$")
+SERVES = re.compile(r"\brun\(|launch\(|serve|http|flask|app\.", re.IGNORECASE)  # a port of a web server
 SETTING = re.compile(r"port|url|init|addr", re.IGNORECASE)
 DRAWS = re.compile(r"rand|rng|choice|generator|^torch\.", re.IGNORECASE)
 DRAWN = {"randint", "randrange", "choice", "random_integers", "integers"}
@@ -258,6 +259,8 @@ def _of_setting(context: Context, function: Function, node: ast.expr, address: b
         match = pattern.search(module.file.text) if name in module.file.text else None
         if match and module.file.kind == "python":
             line = module.file.text.count("\n", 0, match.start(1)) + 1
+            if SERVES.search(module.file.text.split("\n")[line - 1]):
+                continue
             column = match.start(1) - module.file.text.rfind("\n", 0, match.start(1)) - 1
             yield Origin(module, ast.Pass(lineno=line, col_offset=column), int(match[1]))
             return

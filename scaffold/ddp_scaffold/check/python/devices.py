@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Call, Function, dotted, is_constant, keyword, names_in, shown
+from .module import Call, Function, argument, dotted, is_constant, keyword, names_in, shown
 
 # A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
@@ -137,14 +137,16 @@ def local_rank_as_rank(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        given = keyword(call.node, "rank") if call.name == INIT else None
+        shares = call.last == "DistributedSampler"
+        given = keyword(call.node, "rank") if call.name == INIT or shares else None
         if given is None or not _is_local_rank(context, function, given) or _on_one_node(context, call):
             continue
-        message = (
-            f"`{shown(given, 30)}` is the rank within a node: from the second node on ranks have numbers that the first"
-            " has already, and all wait in init_process_group"
-        )
+        then = "ranks have numbers that the first has already, and all wait in init_process_group"
         fix = "leave rank and world_size to torchrun (init_method='env://'), or compute node * GPUs + local rank"
+        if shares:
+            then = "ranks read the samples that the first has read already, and the other samples are read by none"
+            fix = "leave num_replicas and rank out: the sampler asks the process group"
+        message = f"`{shown(given, 30)}` is the rank within a node: from the second node on {then}"
         yield Found("DDP634", function.module, call.node, message, fix)
 
 
@@ -152,7 +154,7 @@ def _on_one_node(context: Context, call: Call) -> bool:
     """Tell whether a group is made for one node: its address is local, or it has as many ranks as the node has GPUs."""
     if ONE_NODE.search(ast.unparse(call.node)) or context.says(call.function.module, SPAWNS):
         return True
-    size = keyword(call.node, "world_size")
+    size = keyword(call.node, "world_size") or keyword(call.node, "num_replicas")
     values = context.program.assigned(call.function, dotted(size)) if size is not None and dotted(size) else []
     return any(a.value is not None and ONE_NODE.search(ast.unparse(a.value)) for a in values)
 
@@ -160,10 +162,23 @@ def _on_one_node(context: Context, call: Call) -> bool:
 def _is_local_rank(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether an expression is the local rank by its name, and is not made of the node's number as well."""
     name = dotted(node)
+    if name in function.parameters and name.rpartition(".")[2] != "local_rank":
+        sites = context.program.sites.get(id(function), ())
+        handed = [(site, argument(site, function, name)) for site in sites]
+        return bool(handed) and all(value is not None and _named_local(site, value) for site, value in handed)
     if name.rpartition(".")[2] != "local_rank":
         return isinstance(node, ast.Subscript) and is_constant(node.slice, "LOCAL_RANK")
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
+    if any(_is_global_rank(context, function, value) for value in values):
+        return False  # `local_rank = dist.get_rank()`: the name is wrong, the number is right
     return not any(isinstance(part, ast.BinOp) for value in values for part in ast.walk(value))
+
+
+def _named_local(site: Call, node: ast.expr) -> bool:
+    """Tell whether a caller gives `args.local_rank`, or a variable that is nothing else."""
+    values = [a.value for a in site.function.assignments.get(dotted(node), ()) if a.value is not None]
+    made = [value for value in values if not isinstance(value, ast.Constant)]  # `rank = 0` of a single process
+    return all(dotted(value).rpartition(".")[2] == "local_rank" for value in made or [node])
 
 
 def late_device(context: Context, function: Function) -> Iterator[Found]:

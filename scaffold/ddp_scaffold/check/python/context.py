@@ -65,7 +65,7 @@ class Context:
         self.effects = Effects(program, self.ranks)
         self.doubts = Doubts(self.ranks, self.effects)
         self.tensors = Tensors(program)
-        self.backward: dict[int, bool] = {}  # of a call: whether it is a backward pass or makes a step
+        self.backward_steps: dict[int, bool] = {}  # of a call: whether it is a backward pass or makes a step
         self._named: dict[str, bool] = {}
         self._said: dict[tuple[int, str], bool] = {}
         self._found_in: dict[tuple[int, re.Pattern[str]], bool] = {}

@@ -22,7 +22,7 @@ Holds = Callable[[ast.expr], bool]
 
 
 @dataclass(frozen=True)
-class Held:
+class Spot:
     """A value in a function: `text` is how it is written there, `loader`, `self.loader`, `loaders['val']`."""
 
     function: Function
@@ -38,10 +38,10 @@ def places_of(program: Program, function: Function, node: ast.expr) -> Iterator[
 
 def places_of_name(program: Program, function: Function, name: str) -> Iterator[tuple[Function, Holds]]:
     """Yield each function in which the value of a variable can be had, with a test of expressions for it."""
-    yield from _follow(program, [Held(function, name)])
+    yield from _follow(program, [Spot(function, name)])
 
 
-def _follow(program: Program, begin: list[Held | tuple[Function, ast.expr]]) -> Iterator[tuple[Function, Holds]]:
+def _follow(program: Program, begin: list[Spot | tuple[Function, ast.expr]]) -> Iterator[tuple[Function, Holds]]:
     waiting, seen = list(begin), set[tuple[int, str]]()
     while waiting and len(seen) < MAX_PLACES:
         here = waiting.pop(0)
@@ -81,18 +81,18 @@ def written(node: ast.AST) -> str:
             return f"{node.id}{rest}" if isinstance(node, ast.Name) else ""
 
 
-def _next(program: Program, here: Held) -> list[Held | tuple[Function, ast.expr]]:
+def _next(program: Program, here: Spot) -> list[Spot | tuple[Function, ast.expr]]:
     """Return where a value is to be had next: under another name, in other functions, with those that call this one."""
     function, text = here.function, here.text
-    found: list[Held | tuple[Function, ast.expr]] = []
+    found: list[Spot | tuple[Function, ast.expr]] = []
     first = text.partition(".")[0].partition("[")[0]
     owner = function.of_class or (function.owner.of_class if function.owner else None)
     if first == "self" and owner is not None:
         methods = [method for one in program.family(owner) for method in one.methods.values()]
-        found += [Held(method, text, here.guards) for method in methods]
+        found += [Spot(method, text, here.guards) for method in methods]
         found += _of_objects(program, owner, text.removeprefix("self"), here.guards)
     else:
-        found += [Held(other, text) for other in _within(function, first)]
+        found += [Spot(other, text) for other in _within(function, first)]
     for statement_of in _statements(function, text):
         found += _assigned(function, statement_of, lambda one: _same(one, text), "")
     for leave in function.exits:
@@ -151,12 +151,12 @@ def _value(assignment: Assignment) -> ast.expr | None:
 
 def _assigned(
     function: Function, assignment: Assignment, is_it: Holds, part: str
-) -> list[Held | tuple[Function, ast.expr]]:
+) -> list[Spot | tuple[Function, ast.expr]]:
     """Return the variables that an assignment gives a value, or what has it as a part."""
     value = _value(assignment)
     if value is None or isinstance(assignment.node, (ast.For, ast.AsyncFor)):
         return []
-    found: list[Held | tuple[Function, ast.expr]] = []
+    found: list[Spot | tuple[Function, ast.expr]] = []
     for inner in _parts(value, is_it):
         if assignment.value is not None:
             found.append(_held(function, f"{assignment.target}{inner}{part}", assignment.place.guards))
@@ -166,7 +166,7 @@ def _assigned(
     return found
 
 
-def _unpacked(function: Function, target: ast.Tuple | ast.List, part: str) -> list[Held | tuple[Function, ast.expr]]:
+def _unpacked(function: Function, target: ast.Tuple | ast.List, part: str) -> list[Spot | tuple[Function, ast.expr]]:
     for number, one in enumerate(target.elts):
         mine = f"[{number}/{len(target.elts)}]"
         if part.startswith(mine) and written(one):
@@ -174,8 +174,8 @@ def _unpacked(function: Function, target: ast.Tuple | ast.List, part: str) -> li
     return []
 
 
-def _held(function: Function, text: str, guards: tuple[Guard, ...] = ()) -> Held:
-    return Held(function, SIZE.sub("]", text), guards)
+def _held(function: Function, text: str, guards: tuple[Guard, ...] = ()) -> Spot:
+    return Spot(function, SIZE.sub("]", text), guards)
 
 
 def _parts(value: ast.expr, is_it: Holds) -> list[str]:
@@ -212,13 +212,13 @@ def _parts(value: ast.expr, is_it: Holds) -> list[str]:
 
 def _from_expression(
     program: Program, function: Function, node: ast.expr, part: str, depth: int = 0
-) -> list[Held | tuple[Function, ast.expr]]:
+) -> list[Spot | tuple[Function, ast.expr]]:
     """Return where the value of an expression, or a part of it, goes."""
 
     def is_it(one: ast.expr) -> bool:
         return one is node
 
-    found: list[Held | tuple[Function, ast.expr]] = [(function, node)] if not part else []
+    found: list[Spot | tuple[Function, ast.expr]] = [(function, node)] if not part else []
     for assigned in function.assignments.values():
         for assignment in assigned:
             found += _assigned(function, assignment, is_it, part)
@@ -247,7 +247,7 @@ def _subscript_targets(function: Function) -> list[ast.Assign]:
     ]
 
 
-def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[Held | tuple[Function, ast.expr]]:
+def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[Spot | tuple[Function, ast.expr]]:
     """Return the parameters of the function that a call gives a value."""
     given = [*call.node.args, *(word.value for word in call.node.keywords)]
     if not any(is_it(one) for one in given):
@@ -257,8 +257,8 @@ def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[H
         return []
     names = [name for name in target.parameters if name not in ("self", "cls")]
     values = ((name, argument(call, target, name)) for name in names)
-    found: list[Held | tuple[Function, ast.expr]] = []
-    found += [Held(target, name) for name, value in values if value is not None and is_it(value)]
+    found: list[Spot | tuple[Function, ast.expr]] = []
+    found += [Spot(target, name) for name, value in values if value is not None and is_it(value)]
     if is_generator(target) and depth < 4:  # it gives out the batches of what it is given
         found += _from_expression(program, call.function, call.node, "", depth + 1)
     return found
@@ -266,17 +266,17 @@ def _given(program: Program, call: Call, is_it: Holds, depth: int = 0) -> list[H
 
 def _of_objects(
     program: Program, owner: Class, attribute: str, guards: Sequence[Guard]
-) -> list[Held | tuple[Function, ast.expr]]:
+) -> list[Spot | tuple[Function, ast.expr]]:
     """Return where the attribute of an object goes that a class of these files sets: `Data(args).loader`."""
     made = owner.methods.get("__init__")
-    found: list[Held | tuple[Function, ast.expr]] = []
+    found: list[Spot | tuple[Function, ast.expr]] = []
     for site in _sites(program, made, guards) if made is not None else ():
         name = next((n for n, a in site.function.assignments.items() if any(one.value is site.node for one in a)), "")
         if name:
-            found.append(Held(site.function, f"{name}{attribute}"))
+            found.append(Spot(site.function, f"{name}{attribute}"))
         for assigned in site.function.assignments.values():
             for one in assigned:
                 value = one.value
                 if isinstance(value, ast.Attribute) and value.value is site.node and f".{value.attr}" == attribute:
-                    found.append(Held(site.function, one.target))
+                    found.append(Spot(site.function, one.target))
     return found

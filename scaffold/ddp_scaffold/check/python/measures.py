@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from .context import Context, Found
 from .everywhere import on_every_rank
-from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyword, names_in, shown
-from .results import EVALUATES, HELD_OUT, TRAIN, comes_to, loader_comes_to, shares_itself
+from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyword, names_in, shown, variable_of
+from .samplers import EVALUATES, HELD_OUT, TRAIN, comes_to, loader_comes_to, shares_itself
 
 MEASURED = re.compile(r"(?:.*_)?(?:loss|acc|accuracy|metric|score|error|err|ppl|iou|miou|psnr|mae|rmse|auc)\d?(?:_.*)?")
 BEST = re.compile(r"(?:.*_)?(?:best|lowest|highest)(?:_.*)?|(?:min|max)_(?:.*_)?(?:loss|acc|score|error|metric).*")
@@ -28,7 +28,7 @@ def dropped(context: Context, function: Function) -> Iterator[Found]:
             continue
         if keyword(call.node, "sampler") is None or context.ranks.alone(function, call.place.guards):
             continue
-        name = next((n for n, f in function.assignments.items() for a in f if a.value is call.node), "")
+        name = variable_of(function, call)
         if TRAIN.search(name.rpartition(".")[2]) or not loader_comes_to(context, function, call, _evaluated_on):
             continue
         message = (
@@ -67,7 +67,7 @@ def on_all(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        name = next((n for n, f in function.assignments.items() for a in f if a.value is call.node), "")
+        name = variable_of(function, call)
         if call.last != "DataLoader" or not HELD_OUT.search(name.rpartition(".")[2]) or len(call.node.args) > 3:
             continue
         given = {word.arg for word in call.node.keywords}

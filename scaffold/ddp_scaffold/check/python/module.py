@@ -483,6 +483,21 @@ def _children(node: ast.AST) -> Iterator[ast.expr]:
             yield value
 
 
+def variable_of(function: Function, call: Call) -> str:
+    """Return the name that the result of a call gets, also in `x = call() if several else None`."""
+    for name, assigned in function.assignments.items():
+        for assignment in assigned:
+            value = assignment.value
+            if value is call.node or (isinstance(value, ast.IfExp) and call.node in (value.body, value.orelse)):
+                return name
+    return ""
+
+
+def dotted_names(node: ast.expr) -> set[str]:
+    """Return the names in an expression, and those with attributes: `x`, `self.x`."""
+    return {dotted(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
+
+
 def dotted(node: ast.AST) -> str:
     """Return `self.rank` for that expression, and an empty text for what is no name with attributes."""
     parts: list[str] = []

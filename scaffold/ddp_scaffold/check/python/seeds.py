@@ -1,4 +1,4 @@
-"""Rules for seeds: set where no rank has them, or the same on all ranks although each should draw for itself."""
+"""Rules for seeds: set where no rank has them, or equal on ranks or workers that should draw for themselves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from .module import (
     keyword,
     names_in,
     shown,
+    variable_of,
 )
 from .ranks import COUNT
-from .results import SEEDS, without_partial
+from .samplers import HELD_OUT
 from .steps import within
 from .stops import SPAWN
 
@@ -50,6 +51,7 @@ UNSET = re.compile(r"\bseed\s*(?::[^=\n]+)?=\s*None\b")  # a setting: `self.seed
 LAUNCHED = re.compile(r"--local[_-]rank\b|[\"']LOCAL_RANK[\"']")
 OF_WORKERS = re.compile(r"worker_(?:init|seed)|(?:init|seed)_(?:loader_)?worker")
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
+SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
 MAX_DEPTH = 4
 
 
@@ -342,5 +344,109 @@ def _augments(context: Context, function: Function) -> bool:
     return False
 
 
-RULES = (before_spawn,)
-OF_RANKS = (equal_on_all,)  # only where several ranks run the file
+def worker_seeds(context: Context, function: Function) -> Iterator[Found]:
+    """Yield seeds that the workers of all ranks share, and a generator that a data set makes once for all of them."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        loader = call.last == "DataLoader" or call.name.endswith("DataLoader.__init__")
+        given = keyword(call.node, "worker_init_fn") if loader else None
+        if given is None or context.ranks.partial_place(function, call.place):
+            continue
+        if (same := _of_rank_alone(context, function, call, given)) is not None:
+            if not HELD_OUT.search(variable_of(function, call)):
+                yield same
+            continue
+        given, bound = without_partial(context, function, given)
+        target = context.program.lookup(function.module, dotted(given)) if dotted(given) else None
+        if target is None and dotted(given) in function.inner:
+            target = function.inner[dotted(given)]
+        if any(re.search(r"rank|time|pid|epoch", name) for value in bound for name in names_in(value)):
+            continue
+        body = target.node if isinstance(target, Function) else given if isinstance(given, ast.Lambda) else None
+        seed = next((n for n in ast.walk(body) if _seeds(n)), None) if body is not None else None
+        if seed is None or body is None:
+            continue
+        text = ast.unparse(body).lower()
+        if any(
+            word in text
+            for word in ("rank", "initial_seed", "get_state", "worker_info.seed", ".seed +", "time", "urandom")
+        ):
+            continue
+        if not _constant_seed(seed, target if isinstance(target, Function) else None):
+            continue
+        message = "worker k of every rank gets the same seed here, so all ranks draw the same augmentations"
+        fix = "seed from torch.initial_seed() and the rank, or leave worker_init_fn out: PyTorch seeds workers itself"
+        yield Found("DDP205", function.module, call.node, message, fix)
+
+
+def _of_rank_alone(context: Context, function: Function, call: Call, given: ast.expr) -> Found | None:
+    """Return the finding of `partial(seed_worker, rank=rank)`, where the function does not use the worker's number."""
+    if not isinstance(given, ast.Call) or not given.args or dotted(given.func).rpartition(".")[2] != "partial":
+        return None
+    target = context.program.lookup(function.module, dotted(given.args[0])) if dotted(given.args[0]) else None
+    workers = keyword(call.node, "num_workers")
+    if not isinstance(target, Function) or not target.parameters or is_constant(workers, 1) or is_constant(workers, 0):
+        return None
+    words = names_in(target.node)
+    seeds = any(_seeds(node) for node in ast.walk(target.node))
+    if not seeds or target.parameters[0] in words or words & {"initial_seed", "get_worker_info", "get_state", "time"}:
+        return None
+    message = (
+        f"`{target.name}` does not use `{target.parameters[0]}`: all workers of a rank draw the same augmentations, and"
+        " draw them again in each epoch"
+    )
+    fix = "seed from torch.initial_seed(), which differs by rank and worker, or leave worker_init_fn out"
+    return Found("DDP205", function.module, call.node, message, fix)
+
+
+def without_partial(context: Context, function: Function, node: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
+    """Return `f` and its bound values for `partial(f, seed=1)`, also where a variable holds that."""
+    values = [a.value for a in context.program.assigned(function, dotted(node))] if dotted(node) else [node]
+    made = values[0] if len(values) == 1 else None
+    if isinstance(made, ast.Call) and context.program.is_partial(function, made) and made.args:
+        return made.args[0], arguments_of(made)[1:]
+    return node, []
+
+
+def _seeds(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func).endswith((".seed", ".manual_seed")) and bool(node.args)
+
+
+def _constant_seed(seed: ast.AST, target: Function | None) -> bool:
+    """Tell whether a seed is made of numbers and the worker's number alone."""
+    names = {part.id for part in ast.walk(seed) if isinstance(part, ast.Name)}
+    own = set(target.parameters) if target else names
+    roots = {dotted(seed.func).partition(".")[0]} if isinstance(seed, ast.Call) else set()
+    return names - roots <= own
+
+
+def generators(context: Context, function: Function) -> Iterator[Found]:
+    """Yield generators with a fixed seed that a data set draws from: each worker of each rank repeats its draws."""
+    owner = function.of_class
+    if function.name != "__init__" or owner is None or not any(base.endswith("Dataset") for base in owner.bases):
+        return
+    item = owner.methods.get("__getitem__")
+    if item is None or id(function.module) not in context.distributed:
+        return
+    for name, assigned in function.assignments.items():
+        value = assigned[0].value
+        if not (name.startswith("self.") and isinstance(value, ast.Call) and value.args):
+            continue
+        made = function.module.full_name(value.func)
+        if made not in ("numpy.random.default_rng", "random.Random", "numpy.random.RandomState"):
+            continue
+        draws = [c for c in item.calls if dotted(c.node.func).startswith(f"{name}.")]
+        used = any(not any(isinstance(loop, ast.While) for loop in c.place.loops) for c in draws)  # not for a retry
+        if used and isinstance(value.args[0], ast.Constant):
+            message = (
+                f"every worker of every rank has a copy of `{name}` with this seed, so they all draw the same numbers"
+            )
+            fix = (
+                f"make `{name}` in each worker, from torch.initial_seed() and the rank, or draw from the sample's index"
+            )
+            yield Found("DDP206", function.module, value, message, fix)
+
+
+RULES = (before_spawn, generators)
+OF_RANKS = (equal_on_all, worker_seeds)  # only where several ranks run the file

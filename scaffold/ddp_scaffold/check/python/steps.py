@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Sequence
 
-from .context import Context
+from .context import Context, declines
 from .effects import without_gradients
-from .module import Call, Function, Guard, Place, argument, dotted, is_constant, keyword, names_in
+from .module import Call, Function, Guard, Place, dotted, is_constant, keyword, names_in
 from .program import COMMON
 from .ranks import is_off
 from .tensors import is_step_of_scaler
@@ -22,11 +22,14 @@ STEP = re.compile(
 
 
 def goes_back(context: Context, call: Call) -> bool:
-    """Tell whether a call is a backward pass, or makes one step: in a helper, a scaler, a method of some class."""
-    if id(call) not in context.backward:
+    """Tell whether a call is a backward pass, or makes one step: in a helper, a scaler, a method of some class.
+
+    `Context.goes_backward` is true for a call that makes many, too: it loops over a loader.
+    """
+    if id(call) not in context.backward_steps:
         found = call.last == "backward" or is_step_of_scaler(call) or _goes_back(context, call, frozenset())
-        context.backward[id(call)] = found
-    return context.backward[id(call)]
+        context.backward_steps[id(call)] = found
+    return context.backward_steps[id(call)]
 
 
 def targets(context: Context, call: Call) -> list[Function]:
@@ -72,7 +75,7 @@ def _goes_back(context: Context, call: Call, seen: frozenset[int]) -> bool:
         inner = seen | {id(target)}
         if any(
             all(_of_parts(loop) for loop in c.place.loops)
-            and not any(_is_declined(call, target, guard) for guard in c.place.guards)
+            and not any(declines(call, target, guard) for guard in c.place.guards)
             and (c.last == "backward" or is_step_of_scaler(c) or _goes_back(context, c, inner))
             for c in target.calls
         ):
@@ -84,15 +87,6 @@ def _of_parts(loop: ast.stmt) -> bool:
     """Tell whether a loop goes over the parts of one batch, as accumulation does."""
     text = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
     return re.search(r"micro|acc|chunk|sub_?batch", text) is not None
-
-
-def _is_declined(call: Call, target: Function, guard: Guard) -> bool:
-    """Tell whether a call gives False for the parameter that a condition in the function asks for."""
-    name = dotted(guard.test)
-    if not guard.holds or name not in target.parameters:
-        return False
-    given = argument(call, target, name)
-    return is_constant(given, False) or (given is None and is_off(target, name))
 
 
 def each_step(context: Context, call: Call, loop: ast.stmt | None = None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .devices import INIT
 from .module import Call, Exit, Function, dotted, keyword, names_in, shown
-from .results import SAMPLER, reduces
+from .samplers import SAMPLER, reduces
 
 EARLY = re.compile(
     r"early_?stop(?:ping|per|ped)?|patience|no_?improve\w*|(?:num_)?bad_epochs|epochs_(?:without|no)_\w+|not_improved\w*",

@@ -180,7 +180,7 @@ def shares_itself(context: Context, function: Function, call: Call) -> bool:
                 return True
     reused = {"prepare", "setup_dataloaders", "to_distributed", "DataLoaderShard", "Subset"}
     names = {c.last for f in function.module.functions for c in f.calls}
-    return bool(names & reused) or not context.calls_in_component(function.module, "backward")
+    return bool(names & reused)
 
 
 def _mentions_rank(made: Class) -> bool:

@@ -53,7 +53,7 @@ def in_document(file: SourceFile, project: Project) -> Iterator[Finding]:
             continue
         script = read_script(file.path, PLACEHOLDER.sub(_unknown, text), line)
         job = read_job(script)
-        own = tuple(launch for launch in job.launches if is_own(launch.target, file, project))
+        own = tuple(launch for launch in job.launches if is_own(launch.target, project))
         if not own:
             continue
         reach = [one for one in script.assignments if one.scope != "shell"]
@@ -120,7 +120,7 @@ def _unknown(match: re.Match[str]) -> str:
     return "$" + "X" * (len(match[0]) - 1)
 
 
-def is_own(target: str, file: SourceFile, project: Project) -> bool:
+def is_own(target: str, project: Project) -> bool:
     """Tell whether a file of the repository is started, from whatever folder: by its path, or as a module."""
     name = target.strip("\"'")
     if not name or "$" in name:

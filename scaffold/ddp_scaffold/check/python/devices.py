@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .module import Call, Function, argument, dotted, is_constant, keyword, names_in, shown
+from .program import PROCESS_NUMBER
 
 # A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
@@ -165,7 +166,9 @@ def _is_local_rank(context: Context, function: Function, node: ast.expr) -> bool
     if name in function.parameters and name.rpartition(".")[2] != "local_rank":
         sites = context.program.sites.get(id(function), ())
         handed = [(site, argument(site, function, name)) for site in sites]
-        return bool(handed) and all(value is not None and _named_local(site, value) for site, value in handed)
+        return bool(handed) and all(
+            value is not None and value is not PROCESS_NUMBER and _named_local(site, value) for site, value in handed
+        )
     if name.rpartition(".")[2] != "local_rank":
         return isinstance(node, ast.Subscript) and is_constant(node.slice, "LOCAL_RANK")
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]

@@ -321,8 +321,6 @@ def _of_one_part(function: Function, call: Call, name: str) -> Found:
 
 def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether a caller may take the ranks' results together, or a library that the files name."""
-    if not depth and _writes_results(context, function):
-        return True
     if TOGETHER.search(function.module.file.text) or any(JOINS.search(c.last) for c in function.calls):
         return True
     for site in context.program.sites.get(id(function), ()):
@@ -336,15 +334,18 @@ def _taken_elsewhere(context: Context, function: Function, depth: int = 0) -> bo
     return False
 
 
-def _writes_results(context: Context, function: Function) -> bool:
-    """Tell whether a function, or one that it calls, writes results into files, of a rank or of a sample each."""
+def _writes_results(context: Context, function: Function, loops: set[ast.stmt]) -> bool:
+    """Tell whether a function writes what it has of each sample or batch into files, which something else may join."""
     if WRITTEN.search(ast.unparse(function.node)):
         return True
-    helpers = [context.program.called(call) for call in function.calls]
-    return any(_writes(call) for one in (function, *helpers) if one is not None for call in one.calls)
+    inside = [call for call in function.calls if loops & set(call.place.loops)]
+    helpers = [context.program.called(call) for call in inside]
+    return any(call.last in ("write", "writelines") for call in inside) or any(
+        _opens_to_write(call) for helper in helpers if helper is not None for call in helper.calls
+    )
 
 
-def _writes(call: Call) -> bool:
+def _opens_to_write(call: Call) -> bool:
     mode = keyword(call.node, "mode") or (call.node.args[1] if len(call.node.args) > 1 else None)
     return call.name == "open" and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
 
@@ -361,7 +362,7 @@ def _measured_alone(context: Context, function: Function, holds: Callable[[ast.e
     evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
     if not loops or trains or not (evaluates or EVALUATES.search(function.name)) or reduces(context, function):
         return False
-    if COCO.search(function.module.file.text):
+    if COCO.search(function.module.file.text) or _writes_results(context, function, loops):
         return False
     return context.run_by_ranks(function) and not _taken_elsewhere(context, function)
 

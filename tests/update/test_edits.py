@@ -138,6 +138,7 @@ def old_project(history_of_now: Path, tmp_path: Path) -> Path:
     return make(history_of_now, "0.1.0", tmp_path / "old", {"model": "custom"})
 
 
+@pytest.mark.long  # test_the_oldest_release goes the same way in one step
 def test_a_project_of_an_older_release_is_accepted(now, old_project):
     assert update(now, old_project, "--to", "0.3.0").returncode == 0
     commit(old_project)
@@ -152,6 +153,7 @@ def test_another_commit_in_a_project_of_an_older_release(now, old_project, tmp_p
     assert "From v0.1.0" in done.stdout
 
 
+@pytest.mark.long  # the same as of a project of today, and slower
 def test_an_edited_answer_in_a_project_of_an_older_release(now, old_project, tmp_path):
     edit(old_project, "max_restarts: 3", "max_restarts: 9")
     hint = refused(now, old_project, "--set max_restarts=9")

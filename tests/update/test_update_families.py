@@ -99,7 +99,12 @@ def edit_what_moves(history: Path, version: str, project: Path, answers: dict[st
 
 
 EDITED = [
-    pytest.param(version, answers, marks=[pytest.mark.long] * (version != BEFORE[-1]), id=f"{version}-{kind}")
+    pytest.param(
+        version,
+        answers,
+        marks=[pytest.mark.long] * (version != BEFORE[-1] or kind == "other"),
+        id=f"{version}-{kind}",
+    )
     for version in BEFORE
     for kind, answers in {"new": {"model": "custom"}, "other": {"model": "retrieval"}, "adopted": ADOPTED}.items()
     if kind != "adopted" or version != "0.1.0"  # which had no --into-existing
@@ -145,7 +150,7 @@ def test_plain_copier_shows_an_edit_in_a_file_that_moves(history_of_now, tmp_pat
 TESTS_OF_THE_EXAMPLE = ("tests/test_model.py", "tests/test_evaluate.py")  # where they stood up to 0.5
 
 
-@pytest.mark.parametrize("with_copier", [False, True], ids=["ddp-scaffold", "copier"])
+@pytest.mark.parametrize("with_copier", every(2, [False, True], ["ddp-scaffold", "copier"], others=pytest.mark.long))
 def test_the_tests_of_the_example_are_the_users(now, history_of_now, tmp_path, with_copier):
     """One is edited, one removed: so they stay, and none comes under another name."""
     project = tmp_path / "demo"

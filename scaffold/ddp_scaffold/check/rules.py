@@ -62,7 +62,7 @@ PYTHON: tuple[Described, ...] = (
     described(
         106,
         "swallowed-exception",
-        "an exception in a step of all ranks after which one rank goes on",
+        "an exception in a step of all ranks after which one rank goes on, or ends as if it were done",
         "the others are still inside of the step",
     ),
     described(
@@ -127,6 +127,12 @@ PYTHON: tuple[Described, ...] = (
         "spawn-under-launcher",
         "mp.spawn in a process that is a rank already",
         "torchrun starts each rank, each starts a set of processes, and several have the same rank",
+    ),
+    described(
+        118,
+        "own-rendezvous",
+        "an address of the group that each rank draws for itself, at random",
+        "every rank waits at another place, file or port, for ranks that never come there",
     ),
     described(
         120,

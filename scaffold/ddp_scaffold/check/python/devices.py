@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from .context import Context, Found
-from .module import Call, Function, argument, dotted, is_constant, keyword, names_in, shown
+from .context import Context, Found, wraps_ddp
+from .module import Call, Function, Guard, argument, dotted, is_constant, keyword, names_in, shown
 from .program import PROCESS_NUMBER
 
 # A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
@@ -28,6 +28,8 @@ SPAWNS = re.compile(r"mp\.spawn\(|multiprocessing\.spawn\(")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
+SET_DEVICE = "torch.cuda.set_device"
+MAX_CALLERS = 4
 EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e")
 LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
 MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
@@ -187,22 +189,21 @@ def _named_local(site: Call, node: ast.expr) -> bool:
 def late_device(context: Context, function: Function) -> Iterator[Found]:
     """Yield a group that is made before the device is set, where a collective or a tensor comes between."""
     init = next((c for c in function.calls if c.name == INIT), None)
-    late = next((c for c in function.calls if c.name == "torch.cuda.set_device"), None)
-    if init is not None and late is None and _never_set(context, function, init):
-        message = (
-            "nothing sets this rank's device: NCCL has to guess a GPU for its first barrier, and what is not placed"
-            " by hand, such as pinned memory, takes memory of GPU 0 on every rank"
-        )
-        fix = "call torch.cuda.set_device(local_rank) before it, and give it device_id="
-        yield Found("DDP602", function.module, init.node, message, fix)
-    if init is not None and late is None and keyword(init.node, "device_id") is None:
-        yield from _late_in_helper(context, function, init)
-    if init is None or late is None or late.order < init.order or keyword(init.node, "device_id") is not None:
+    if init is None or keyword(init.node, "device_id") is not None or is_constant(_backend(init), "gloo"):
+        return
+    late = next((c for c in function.calls if c.name == SET_DEVICE), None)
+    if late is None:
+        yield from _late_elsewhere(context, function, init)
+        return
+    if late.order < init.order or _excludes(late, init):
         return
     around = [(ast.unparse(guard.test), guard.holds) for guard in late.place.guards]
     inits = [c for c in function.calls if c.name == INIT and c.order < late.order]
     others = [guard for guard in init.place.guards if (ast.unparse(guard.test), guard.holds) not in around]
-    if len(inits) == 1 and not all(guard.holds and SEVERAL.search(ast.unparse(guard.test)) for guard in others):
+    always = set(late.place.guards) <= set(init.place.guards)  # whoever comes to the group comes to the device
+    if len(inits) == 1 and not always and not all(g.holds and SEVERAL.search(ast.unparse(g.test)) for g in others):
+        return
+    if any(init.order > c.order and _sets_device(context, c, 0) for c in function.calls):
         return
     between = [
         c
@@ -224,6 +225,12 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP602", function.module, init.node, message, fix)
 
 
+def _excludes(one: Call, other: Call) -> bool:
+    """Tell whether two calls of a function stand in branches of which a process takes one."""
+    tests = {id(guard.test): guard.holds for guard in one.place.guards}
+    return any(tests.get(id(guard.test), guard.holds) != guard.holds for guard in other.place.guards)
+
+
 def _is_bare_loss(call: Call) -> bool:
     """Tell whether `.cuda()` is one of a loss without weights, which has no tensor: `nn.CrossEntropyLoss().cuda()`."""
     func = call.node.func
@@ -236,12 +243,11 @@ def _is_bare_loss(call: Call) -> bool:
     )
 
 
-def _late_in_helper(context: Context, function: Function, init: Call) -> Iterator[Found]:
-    """Yield a group where a function that is called behind it sets the device, and none before it."""
+def _late_elsewhere(context: Context, function: Function, init: Call) -> Iterator[Found]:
+    """Yield a group where a function that is called behind it, or a caller, sets the device, or nothing does."""
     if not context.plain(function.module) or _on_cpu(context, function):
         return
-    setters = [c for c in function.calls if _sets_device(context, c, 0)]
-    setters = setters if setters and setters[0].order > init.order else _set_by_callers(context, init, 0)
+    setters = _set_behind(context, init, 0)
     if setters:
         message = "the group is made before the rank has its device, so NCCL has to guess a GPU for its first barrier"
         other = setters[0].function.module
@@ -249,6 +255,33 @@ def _late_in_helper(context: Context, function: Function, init: Call) -> Iterato
         where = line if other is function.module else f"{other.file.path} {line}"
         fix = f"set the device before it, and not in {where}; give init_process_group device_id="
         yield Found("DDP602", function.module, init.node, message, fix)
+    elif setters is not None and _never_set(context, function, init):
+        message = (
+            "nothing sets this rank's device: NCCL has to guess a GPU for its first barrier, and what is not placed"
+            " by hand, such as pinned memory, takes memory of GPU 0 on every rank"
+        )
+        fix = "call torch.cuda.set_device(local_rank) before it, and give it device_id="
+        yield Found("DDP602", function.module, init.node, message, fix)
+
+
+def _set_behind(context: Context, init: Call, depth: int) -> list[Call] | None:
+    """Return the calls that set the device behind one that makes the group, here or in callers; None if one is before.
+
+    Where a program sets it before, it is right there; the others are told only if none of them does.
+    """
+    mine = [c for c in init.function.calls if c.node is not init.node and not _excludes(c, init)]
+    setters = [c for c in mine if c.name == SET_DEVICE or _sets_device(context, c, 0)]
+    if any(c.order < init.order for c in setters):
+        return None
+    if setters or depth > MAX_CALLERS:
+        return setters[:1]
+    found: list[Call] = []
+    for site in context.program.sites.get(id(init.function), ()):
+        behind = _set_behind(context, site, depth + 1)
+        if behind is None:
+            return None
+        found += behind
+    return found
 
 
 def _takes_gpu(given: ast.expr | None) -> bool:
@@ -256,38 +289,37 @@ def _takes_gpu(given: ast.expr | None) -> bool:
     return isinstance(given, ast.List) and len(given.elts) == 1 and not is_constant(given.elts[0], None)
 
 
-def _set_by_callers(context: Context, init: Call, depth: int) -> list[Call]:
-    """Return the call that sets the device behind those that make the group, if none comes before them."""
-    sites = context.program.sites.get(id(init.function), ())
-    if depth > 2 or len(sites) != 1 or any(_sets_device(context, c, 0) for c in init.function.calls):
-        return []
-    site = sites[0]
-    setters = [
-        c
-        for c in site.function.calls
-        if c.node is not site.node and (c.name == "torch.cuda.set_device" or _sets_device(context, c, 0))
-    ]
-    if not setters:
-        return _set_by_callers(context, site, depth + 1)
-    return setters[:1] if setters[0].order > site.order else []
-
-
 def _sets_device(context: Context, call: Call, depth: int) -> bool:
+    """Tell whether a call sets the device in a function that it reaches."""
     target = context.program.called(call)
-    if target is None or depth > 2:
+    if target is None or depth > 2 or target is call.function:
         return False
-    return any(c.name == "torch.cuda.set_device" or _sets_device(context, c, depth + 1) for c in target.calls)
+    return any(c.name == SET_DEVICE or _sets_device(context, c, depth + 1) for c in target.calls)
 
 
 def _never_set(context: Context, function: Function, init: Call) -> bool:
     """Tell whether a program with DDP on GPUs never says which GPU is the rank's."""
-    if not context.plain(function.module) or _masked(context, function) or _on_cpu(context, function):
+    if _masked(context, function) or any(word.arg is None for word in init.node.keywords):
         return False
-    if keyword(init.node, "device_id") is not None or any(word.arg is None for word in init.node.keywords):
+    if not context.says(function.module, ON_GPU) or _of_one_process(context, function, init.place.guards):
         return False
-    if context.says(function.module, PLACES) or not context.says(function.module, ON_GPU):
-        return False
-    return not context.ranks.alone(function, init.place.guards)
+    if not context.says(function.module, PLACES):
+        return True
+    programs = [part for part in context.programs_with(function.module) if any(wraps_ddp(one) for one in part)]
+    return bool(programs) and not any(context.says_itself(one, PLACES) for part in programs for one in part)
+
+
+def _of_one_process(context: Context, function: Function, guards: Sequence[Guard]) -> bool:
+    """Tell whether conditions hold in a program of one process only, where it is asked if there is no group yet."""
+    tests = [(test, guard) for guard in guards for test in _conditions(guard)]
+    rest = [Guard(test, guard.holds, guard.line) for test, guard in tests if "initialized" not in ast.unparse(test)]
+    return context.ranks.alone(function, rest)
+
+
+def _conditions(guard: Guard) -> list[ast.expr]:
+    """Return the parts of `a and b`, or the condition itself."""
+    whole = isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.And) and guard.holds
+    return list(guard.test.values) if whole and isinstance(guard.test, ast.BoolOp) else [guard.test]
 
 
 def options(context: Context, function: Function) -> Iterator[Found]:
@@ -404,8 +436,11 @@ def _one_gpu_each(context: Context, function: Function) -> bool:
 def _on_cpu(context: Context, function: Function) -> bool:
     """Tell whether all groups are of gloo: then nothing was saved on a GPU."""
     made = context.calls_in_component(function.module, "init_process_group")
-    backends = [call.node.args[0] if call.node.args else keyword(call.node, "backend") for call in made]
-    return bool(backends) and all(is_constant(backend, "gloo") for backend in backends)
+    return bool(made) and all(is_constant(_backend(call), "gloo") for call in made)
+
+
+def _backend(call: Call) -> ast.expr | None:
+    return call.node.args[0] if call.node.args else keyword(call.node, "backend")
 
 
 def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
@@ -453,7 +488,7 @@ def on_gpus_by_gloo(context: Context, function: Function) -> Iterator[Found]:
     for call in function.calls:
         if call.name != INIT:
             continue
-        backends = [c.node.args[0] if c.node.args else keyword(c.node, "backend") for c in made]
+        backends = [_backend(c) for c in made]
         wraps = [
             c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
         ]

@@ -25,6 +25,7 @@ OF_KIND = {
 LOADERS = re.compile(r"(?:loader|dataset|data|batches)\)*$")  # what a loop over data goes over, at its end
 DESTROY = "torch.distributed.destroy_process_group"
 CATCHES = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "CudaError", "AcceleratorError"}
+EXITS = {"exit", "_exit", "abort", "kill", "quit"}
 READS = {"load", "load_state_dict", "open", "read", "print", "join", "restart_from_checkpoint", "import_module", "get"}
 KNOWN_OWNERS = {"torch", "os", "sys", "time", "json", "np", "numpy", "shutil"}
 ANSWERS = ("generate", "serve", "worker", "run", "listen", "loop", "wait", "follow")  # of ranks that work for rank 0
@@ -303,12 +304,7 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
-            ends = any(
-                isinstance(n, ast.Raise)
-                or (isinstance(n, ast.Call) and last_of(n) in ("exit", "_exit", "abort", "kill"))
-                for statement in handler.body
-                for n in walk_body(statement)
-            )
+            ends = _ends(handler)
             tries_it_again = step.last == "backward" and any(
                 c.last == "backward" and (node, "except") in c.place.tries for c in function.calls
             )
@@ -323,6 +319,82 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
                 "let the exception end the process (the launcher ends the others), or agree on the skip before the step"
             )
             yield Found("DDP106", function.module, handler, message, fix)
+
+
+def _ends(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler ends the process in a way that the launcher sees: not with the exit code of success."""
+    parts = [part for statement in handler.body for part in walk_body(statement)]
+    exits = [part for part in parts if isinstance(part, ast.Call) and last_of(part) in EXITS]
+    fails = any(last_of(part) in ("abort", "kill") or not _succeeds(part) for part in exits)
+    return fails or any(isinstance(part, ast.Raise) for part in parts)
+
+
+def _succeeds(node: ast.Call) -> bool:
+    """Tell whether `sys.exit()` and its like end a process with 0."""
+    return not node.args or is_constant(node.args[0], 0) or is_constant(node.args[0], None)
+
+
+def ended_as_done(context: Context, function: Function) -> Iterator[Found]:
+    """Yield handlers around all of a training that let a rank which has failed end as if it were done."""
+    for node, place in function.tries:
+        if place.loops or context.ranks.partial_place(function, place) or _fails_later(function, node):
+            continue
+        inner = [c for c in function.calls if (node, "body") in c.place.tries and _trains(context, c)]
+        sides = {found[1] if (found := context.ranks.partial(c)) else "" for c in inner}
+        run = inner[0] if "" in sides or {"first", "others"} <= sides else None
+        for handler in node.handlers:
+            types = names_in(handler.type) if handler.type is not None else {"Exception"}
+            if run is None or not types & CATCHES or _ends(handler) or _hands_on(context, function, handler):
+                continue
+            caught = shown(handler.type) if handler.type is not None else "every exception"
+            message = (
+                f"the rank that fails in `{shown(run.node.func, 40)}` catches {caught} and ends with exit code 0, as if"
+                " it were done: no launcher ends the others, which wait for it in their next collective until the timeout"
+            )
+            fix = "let the exception end the process: `raise` behind what the handler writes"
+            yield Found("DDP106", function.module, handler, message, fix)
+
+
+def _trains(context: Context, call: Call) -> bool:
+    """Tell whether a call runs a whole training of several ranks: steps in a loop, in a function of these files."""
+    target = context.program.called(call)
+    if target is None or not (context.plain(call.function.module) or context.plain(target.module)):
+        return False
+    return context.goes_backward(call)
+
+
+def _fails_later(function: Function, node: ast.Try) -> bool:
+    """Tell whether a function may fail behind a `try`: by what a handler has noted, for one."""
+    last = max((part.end_lineno or 0 for part in node.handlers), default=0)
+    return any(
+        leave.node.lineno > last and (leave.kind == "raise" or not _is_success(leave.node))
+        for leave in function.exits
+        if leave.kind in ("raise", "exit", "return")
+    )
+
+
+def _is_success(node: ast.stmt) -> bool:
+    """Tell whether a function returns nothing, or a process ends with 0, by a statement."""
+    value = getattr(node, "value", None)
+    if isinstance(value, ast.Call) and last_of(value) in EXITS:
+        return _succeeds(value)
+    return not isinstance(node, ast.Return) or value is None or is_constant(value, None)
+
+
+def _hands_on(context: Context, function: Function, handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler returns or notes what has happened, or runs what may do so."""
+    for statement in handler.body:
+        for part in walk_body(statement):
+            noted = isinstance(part, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+            if noted or (isinstance(part, ast.Return) and not _is_success(part)):
+                return True
+            if isinstance(part, ast.Call) and re.search(r"fail|fatal|abort|kill|handle|error_exit|die", last_of(part)):
+                return True
+            call = next((c for c in function.calls if c.node is part), None)
+            target = context.program.called(call) if call is not None else None
+            if target is not None and any(leave.kind in ("raise", "exit") for leave in target.exits):
+                return True
+    return False
 
 
 def _steps(context: Context, inner: list[Call], call: Call) -> bool:
@@ -485,5 +557,5 @@ def handlers(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP109", function.module, call.node, message, fix)
 
 
-RULES = (lonely, error_paths, handlers)
+RULES = (lonely, error_paths, handlers, ended_as_done)
 OF_RANKS = (swallowed, own_keys)  # only where several ranks run the file

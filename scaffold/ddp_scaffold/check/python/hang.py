@@ -349,7 +349,7 @@ def ended_as_done(context: Context, function: Function) -> Iterator[Found]:
             caught = shown(handler.type) if handler.type is not None else "every exception"
             message = (
                 f"the rank that fails in `{shown(run.node.func, 40)}` catches {caught} and ends with exit code 0, as if"
-                " it were done: no launcher ends the others, which wait for it in their next collective until the timeout"
+                " it were done: no launcher ends the others, which wait in their next collective until the timeout"
             )
             fix = "let the exception end the process: `raise` behind what the handler writes"
             yield Found("DDP106", function.module, handler, message, fix)

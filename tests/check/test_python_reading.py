@@ -150,3 +150,42 @@ def test_kinds() -> None:
 def test_tests_are_read_but_not_judged() -> None:
     helper = SourceFile("tests/helper.py", ALONE, "python", "tests/helper.py")
     assert list(findings([helper])) == []
+
+
+LOOP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+%s
+
+def main(rank, world_size, model, loader, optimizer):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=world_size)
+    %s
+    for images in loader:
+        loss = wrapped(images)
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "wraps"),
+    [
+        ("", "wrapped = DistributedDataParallel(model)"),
+        ("", "wrapped = (DistributedDataParallel if world_size > 1 else Bare)(model)"),
+        ("", "wrapped = (Bare if world_size == 1 else torch.nn.parallel.DistributedDataParallel)(model)"),
+        ("", "make = torch.nn.parallel.DistributedDataParallel\n    wrapped = make(module=model)"),
+        ("class Wrapper(DistributedDataParallel):\n    pass", "wrapped = Wrapper(model)"),
+    ],
+    ids=["by name", "or a class of its own", "the other way round", "by another name", "by an heir"],
+)
+def test_a_model_is_wrapped_in_many_ways(tmp_path: Path, above: str, wraps: str) -> None:
+    """Only a program of several ranks is told what its steps cost."""
+    (tmp_path / "train.py").write_text(LOOP % (above, wraps))
+    assert [one.rule for one in check(tmp_path)] == ["DDP401"]
+
+
+def test_what_is_not_wrapped_is_not_told_what_its_steps_cost(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP % ("", "wrapped = model"))
+    assert check(tmp_path) == []

@@ -336,9 +336,13 @@ def framework_of(module: Module) -> str:
 
 
 def wraps_ddp(module: Module) -> bool:
-    """Tell whether a file makes a DistributedDataParallel of PyTorch or apex, or averages the gradients itself."""
+    """Tell whether a file makes a DistributedDataParallel of PyTorch or apex, also of a class that inherits from it,
+    or averages the gradients itself.
+    """
+    heirs = {made.name for made in module.classes.values() if any(DDP.fullmatch(base) for base in made.bases)}
     return any(
-        (DDP.fullmatch(call.name) and (call.name.startswith(("torch.", "apex.")) or "." not in call.name))
+        (heirs and call.name in heirs)
+        or (DDP.fullmatch(call.name) and (call.name.startswith(("torch.", "apex.")) or "." not in call.name))
         or (call.name == "torch.distributed.all_reduce" and (is_of_gradient(call) or _of_flat_gradients(call)))
         for function in module.functions
         for call in function.calls

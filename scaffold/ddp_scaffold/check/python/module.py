@@ -22,6 +22,7 @@ SIMPLE = {ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Im
 SIMPLE |= {ast.Pass, ast.Assert, ast.Delete, ast.Global, ast.Nonlocal, ast.Break, ast.Continue}  # hold no statements
 NO_EXPRESSIONS = {"ctx", "attr", "id", "kind", "type_comment", "op", "ops", "names", "level", "module", "arg"}
 FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}  # of a kind of node: the fields that may hold expressions
+CLASS = re.compile(r"\.[A-Z]\w*[a-z]\w*$")
 MAGIC = re.compile(r"\s*(?:[%!]|[\w.]+\?+\s*$)")  # of IPython, in a notebook's cell
 
 
@@ -168,13 +169,19 @@ class Module:
         return found
 
     def full_name(self, node: ast.AST) -> str:
-        """Return `torch.distributed.barrier` for `dist.barrier`; a name that is not imported stays as it stands."""
+        """Return `torch.distributed.barrier` for `dist.barrier`; a name that is not imported stays as it stands.
+
+        Of `DDP if distributed else Bare` it is the name of the one that is of torch.
+        """
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
         if isinstance(node, ast.Name):
             parts.append(self.imports.get(node.id, node.id))
+        elif isinstance(node, ast.IfExp) and not parts:
+            names = [self.full_name(node.body), self.full_name(node.orelse)]
+            return next((name for name in names if name.startswith("torch.")), names[0])
         else:
             parts.append("?")
         return ".".join(reversed(parts))
@@ -403,6 +410,13 @@ class _Reader:
         if name:
             found = Assignment(name, value, node, place, self.order)
             function.assignments.setdefault(name, []).append(found)
+            if isinstance(target, ast.Name) and isinstance(value, (ast.Attribute, ast.IfExp)):
+                self._alias(target.id, self.module.full_name(value))
+
+    def _alias(self, name: str, value: str) -> None:
+        """Take a name for a class of torch that it is given: `wrapper = torch.nn.parallel.DistributedDataParallel`."""
+        if value.startswith("torch.") and CLASS.search(value):
+            self.module.imports.setdefault(name, value)
 
     def _expression(self, node: ast.expr, place: Place, function: Function) -> None:
         """Record the calls in an expression; those in a lambda come later, from wherever, so they are left out."""

@@ -19,12 +19,11 @@ from .module import (
     names_in,
     shown,
 )
-from .steps import each_step, goes_back, holds_each_step, is_choice, literal, targets, units, within
+from .steps import OPTIMIZER, each_step, goes_back, holds_each_step, is_choice, literal, targets, units, within
 from .tensors import MODEL, is_step_of_scaler
 
 WRAPS = re.compile("DistributedDataParallel|DDP")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
-OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
 ACCUMULATES = re.compile(r"acc|grad|iter_size|update|sub_?div", re.IGNORECASE)
 MEASURED = re.compile(r"loss|acc|top|metric|err|prec|score|iou|psnr|norm|kl|mse|prob")
 LOGGED = {"torch.distributed.all_reduce", "torch.distributed.reduce"}

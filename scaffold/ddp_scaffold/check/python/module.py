@@ -100,6 +100,7 @@ class Function:
     exits: list[Exit] = field(default_factory=list)
     assignments: dict[str, list[Assignment]] = field(default_factory=dict)
     tests: list[tuple[ast.If, Place, int]] = field(default_factory=list)
+    asserts: list[tuple[ast.Assert, Place, int]] = field(default_factory=list)
     tries: list[tuple[ast.Try, Place]] = field(default_factory=list)
     loops: list[tuple[ast.stmt, Place]] = field(default_factory=list)
     inner: dict[str, Function] = field(default_factory=dict)
@@ -395,6 +396,8 @@ class _Reader:
             self._assign(node.target, node.value, node, place, function)
         elif isinstance(node, ast.AugAssign):
             self._assign(node.target, None, node, place, function)
+        elif isinstance(node, ast.Assert):
+            function.asserts.append((node, place, self.order))
 
     def _assign(
         self, target: ast.expr, value: ast.expr | None, node: ast.stmt, place: Place, function: Function

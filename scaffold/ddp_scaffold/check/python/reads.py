@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from .context import Context, Found
-from .module import Call, Function, Guard, arguments_of, dotted, last_of, names_in, shown
+from .module import (
+    Call,
+    Class,
+    Function,
+    Guard,
+    Place,
+    arguments_of,
+    default_of,
+    dotted,
+    is_constant,
+    last_of,
+    names_in,
+    shown,
+)
 from .steps import (
     each_step,
     holds_each_step,
@@ -49,12 +62,13 @@ class Read:
     node: ast.expr
     function: Function
     first: bool
-    test: bool = False  # the condition of an `if`
+    test: str = ""  # if, assert, while: it is the condition of one
+    many: bool = False  # it stands in a loop of a helper, over classes or samples
 
     @property
     def told(self) -> str:
         """Return it as a message names it."""
-        return f"if {shown(self.node, 40)}" if self.test else shown(self.node, 40)
+        return f"{self.test} {shown(self.node, 40)}".lstrip()
 
     @property
     def of_loss(self) -> bool:
@@ -89,11 +103,8 @@ def per_step(context: Context, function: Function) -> Iterator[Found]:
     if not loops and makes_step(context, function):
         loops = [None]
     for loop in loops:
-        if (read := _first_read(context, function, loop)) is not None:
-            ranks = "on rank 0, for which the others wait" if read.first else "on every rank"
-            message = f"`{read.told}` makes the CPU wait for the GPU at every step, {ranks}"
-            fix = f"add `{read.tensor}.detach()` up on the GPU, and read it every n steps"
-            yield Found("DDP401", read.function.module, read.node, message, fix)
+        for read in _first_reads(context, function, loop):
+            yield _told(read)
         yield from _waits(context, function, loop)
 
 
@@ -154,18 +165,42 @@ def _waits_for_all(context: Context, call: Call, depth: int = 0) -> bool:
     )
 
 
-def _first_read(context: Context, function: Function, loop: ast.stmt | None) -> Read | None:
-    """Return the first place at which each step of a loop reads from the GPU: on every rank, else on rank 0."""
+def _told(read: Read) -> Found:
+    """Return what is said of a place that reads from the GPU."""
+    ranks = "on rank 0, for which the others wait" if read.first else "on every rank"
+    often = "several times at every step" if read.many else "at every step"
+    message = f"`{read.told}` makes the CPU wait for the GPU {often}, {ranks}"
+    fix = f"add `{read.tensor}.detach()` up on the GPU, and read it every n steps"
+    if read.test:
+        fix = "compute it without the test, as by torch.where or a mask, or ask where the data is still on the CPU"
+    return Found("DDP401", read.function.module, read.node, message, fix)
+
+
+def _first_reads(context: Context, function: Function, loop: ast.stmt | None) -> list[Read]:
+    """Return the first place at which each step of a loop reads from the GPU: on every rank, else on rank 0.
+
+    And the first one that does it for each of several classes or samples, in a helper.
+    """
     found: list[Read] = []
     held = context.tensors.held(function)
     seen: set[tuple[int, Held]] = set()
     for call in function.calls:
         if not _is_in(call, loop) or not each_step(context, call, loop):
             continue
-        if (read := _read_by(context, call, held, seen, 0)) is not None:
-            first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place, loop))
-            found.append(Read(read.node, read.function, read.first or first, read.test))
-    return min(found, key=lambda read: (read.first, read.function is not function, not read.of_loss), default=None)
+        first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place, loop))
+        for read in _read_by(context, call, held, seen, 0):
+            found.append(replace(read, first=read.first or first))
+    return _chosen(found, function)
+
+
+def _chosen(found: list[Read], function: Function) -> list[Read]:
+    """Return the first of some places, and the first that is read several times a step."""
+    chosen = min(found, key=lambda read: (read.first, read.function is not function, not read.of_loss), default=None)
+    if chosen is None:
+        return []
+    others = (read for read in found if read.many and not read.first and read.function is not chosen.function)
+    many = next(others, None)
+    return [chosen] if many is None else [chosen, many]
 
 
 def _is_in(call: Call, loop: ast.stmt | None) -> bool:
@@ -176,46 +211,71 @@ def _is_in(call: Call, loop: ast.stmt | None) -> bool:
     return all(isinstance(one, ast.For) and not LOADERS.search(ast.unparse(one.iter).lower()) for one in inner)
 
 
-def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held]], depth: int) -> Read | None:
-    """Return where a call reads a tensor from the GPU: the call itself, or a place in a helper."""
+def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held]], depth: int) -> Iterator[Read]:
+    """Yield where a call reads a tensor from the GPU: the call itself, or places in a helper."""
     if reads(context, call, held):
-        return Read(call.node, call.function, False)
+        yield Read(call.node, call.function, False, many=depth > 0 and bool(call.place.loops))
+        return
     if depth > DEPTH:
-        return None
+        return
     for target in targets(context, call):
         given = context.tensors.given(call, target, held)
         if (id(target), given) in seen:
             continue
         seen.add((id(target), given))
-        if (read := _inside(context, target, context.tensors.held(target, given), seen, depth)) is not None:
-            return read
-    return None
+        yield from _inside(context, target, context.tensors.held(target, given), seen, depth)
 
 
-def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int) -> Read | None:
-    """Return the first place in a helper that reads from the GPU whenever it is called, of a loss before others."""
-    found: Read | None = None
+def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int) -> Iterator[Read]:
+    """Yield the places in a helper that read from the GPU whenever it is called."""
     for call in target.calls:
-        if context.ranks.alone(target, call.place.guards):
+        guards = call.place.guards
+        if context.ranks.alone(target, guards) or any(part == "except" for _, part in call.place.tries):
             continue
-        first = any(context.ranks.guard(target, guard) == "first" for guard in call.place.guards)
-        if any(seldom(context, target, guard, of_rank=first) for guard in call.place.guards):
+        first = any(context.ranks.guard(target, guard) == "first" for guard in guards)
+        if not _passed(context, target, guards, held, first):
             continue
-        if any(part == "except" for _, part in call.place.tries):
+        for read in _read_by(context, call, held, seen, depth + 1):
+            yield replace(read, first=read.first or first)
+    yield from _tests_in(context, target, held)
+
+
+def _passed(context: Context, function: Function, guards: Sequence[Guard], held: Held, first: bool) -> bool:
+    """Tell whether each step gets past conditions: those of options, and those that ask whether there is a sample."""
+    return not any(
+        seldom(context, function, guard, of_rank=first) and not _asks_for_any(context, function, guard, held)
+        for guard in guards
+    )
+
+
+def _asks_for_any(context: Context, function: Function, guard: Guard, held: Held) -> bool:
+    """Tell whether a condition holds for all but odd batches: `if mask.any()`, `if mask.sum() == 0: continue`."""
+    parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
+    wanted = ast.Gt if guard.holds else ast.Eq
+    return any(
+        is_test(context, function, part, held)
+        and (
+            (isinstance(part, ast.Compare) and isinstance(part.ops[0], wanted) and is_constant(part.comparators[0], 0))
+            or (isinstance(part, ast.Call) and last_of(part) == "any" and guard.holds)
+        )
+        for part in parts
+    )
+
+
+def _tests_in(context: Context, function: Function, held: Held) -> Iterator[Read]:
+    """Yield the conditions and assertions in a helper that ask for the value of a tensor."""
+    for test, place, word in conditions(function):
+        if context.ranks.alone(function, place.guards) or not _passed(context, function, place.guards, held, False):
             continue
-        if found is not None and not reads(context, call, held):
-            continue
-        if (read := _read_by(context, call, held, seen, depth + 1)) is not None:
-            read = Read(read.node, read.function, read.first or first, read.test)
-            if read.of_loss and not read.first:
-                return read
-            found = found or read
-    if found is not None:
-        return found
-    for test, place, _ in target.tests:
-        if not any(seldom(context, target, guard) for guard in place.guards) and is_test(context, target, test, held):
-            return Read(test.test, target, False, test=True)
-    return None
+        if is_test(context, function, test, held):
+            yield Read(test, function, False, word, bool(place.loops))
+
+
+def conditions(function: Function) -> Iterator[tuple[ast.expr, Place, str]]:
+    """Yield what is asked for by `if`, `while` and `assert`, each with its place and that word."""
+    yield from ((one.test, place, "if") for one, place, _ in function.tests)
+    yield from ((one.test, place, "assert") for one, place, _ in function.asserts)
+    yield from ((one.test, place, "while") for one, place in function.loops if isinstance(one, ast.While))
 
 
 def reads(context: Context, call: Call, held: Held) -> bool:
@@ -285,12 +345,14 @@ def _is_loss(node: ast.expr) -> bool:
     return "loss" in ast.unparse(node).lower()
 
 
-def is_test(context: Context, function: Function, test: ast.If, held: Held) -> bool:
+def is_test(context: Context, function: Function, test: ast.expr, held: Held) -> bool:
     """Tell whether a condition asks for the value of a tensor on the GPU: `if torch.isnan(loss)`, `if loss > 10`."""
-    parts = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
     for part in parts:
         while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
             part = part.operand
+        if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.BitAnd, ast.BitOr)):
+            part = part.left
         for one in ast.walk(part):
             if not (isinstance(one, ast.Call) and function.module.full_name(one.func) in FINITE and one.args):
                 continue
@@ -308,7 +370,7 @@ def checks(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     steps = step_loops(context, function)
-    for test, place, _ in function.tests if steps else ():
+    for test, place, word in conditions(function) if steps else ():
         if (
             not place.loops
             or place.loops[-1] not in steps
@@ -316,11 +378,10 @@ def checks(context: Context, function: Function) -> Iterator[Found]:
         ):
             continue
         if is_test(context, function, test, context.tensors.held(function)):
-            message = f"`if {shown(test.test, 40)}` makes the CPU wait for the GPU at every step, on every rank"
-            fix = (
-                f"keep `{shown(test.test, 40)}` on the GPU, and read it every n steps, or let GradScaler skip the step"
-            )
-            yield Found("DDP401", function.module, test.test, message, fix)
+            asked = f"{word} {shown(test, 40)}"
+            message = f"`{asked}` makes the CPU wait for the GPU at every step, on every rank"
+            fix = f"keep `{shown(test, 40)}` on the GPU, and read it every n steps, or let GradScaler skip the step"
+            yield Found("DDP401", function.module, test, message, fix)
 
 
 def _is_asked(context: Context, function: Function, guards: list[Guard], loops: tuple[ast.stmt, ...]) -> bool:
@@ -328,27 +389,53 @@ def _is_asked(context: Context, function: Function, guards: list[Guard], loops: 
 
 
 def in_forward(context: Context, function: Function) -> Iterator[Found]:
-    """Yield item() of the loss or of what is given, in the forward pass of a module: that is at every step."""
+    """Yield what reads from the GPU in the forward pass of a module, itself or in helpers: that is at every step."""
     owner = function.of_class
-    if function.name != "forward" or owner is None or not any(base.endswith("Module") for base in owner.bases):
+    if owner is None or function.name not in ("forward", "__call__") or not _is_module(context, owner):
+        return
+    if function.name == "__call__" and "forward" in owner.methods:
         return
     if not context.plain(function.module) or not context.is_named(owner.name):
         return
     if NO_STEP.search(owner.name) or NO_STEP.search(function.module.parts[-1] if function.module.parts else ""):
         return
-    given = frozenset(name for name in function.parameters if name != "self")
+    given = frozenset(name for name in function.parameters if name != "self" and not _is_number(function, name))
     held = context.tensors.held(function, Held(given))
+    found: list[Read] = []
+    seen: set[tuple[int, Held]] = set()
     for call in function.calls:
-        func = call.node.func
-        if call.place.guards or not isinstance(func, ast.Attribute) or func.attr not in OF_TENSOR or call.node.args:
-            continue
-        if _is_loss(func.value) or context.tensors.holds(function, func.value, held.may):
-            message = f"`{shown(call.node, 40)}` makes the CPU wait for the GPU in every forward pass, on every rank"
-            fix = f"return `{shown(func.value, 40)}.detach()`, and read it every n steps"
-            if not _is_loss(func.value):
-                fix = f"keep `{shown(func.value, 40)}` on the GPU, or have the loader give it as a number of the CPU"
-            yield Found("DDP401", function.module, call.node, message, fix)
-            return
+        if _in_each_forward(context, function, call.place.guards, held):
+            found += _read_by(context, call, held, seen, 1)
+    found += _tests_in(context, function, held)
+    own = [read for read in found if not read.first and (read.function is function or read.function.name != "forward")]
+    for read in _chosen(own, function):
+        yield _told(read)
+
+
+def _is_module(context: Context, owner: Class) -> bool:
+    """Tell whether a class is a module of PyTorch, directly or over others of these files."""
+    classes = context.program.hierarchy(owner) if owner.bases else []
+    return any(base.rpartition(".")[2] in ("Module", "_Loss") for one in classes for base in one.bases)
+
+
+def _is_number(function: Function, name: str) -> bool:
+    """Tell whether a parameter is no tensor by its default or what it is said to be: `scale=1.0`, `epoch: int`."""
+    default = default_of(function, name)
+    if isinstance(default, ast.Constant) and default.value is not None:
+        return True
+    said = getattr(function.node, "args", None)
+    notes = [one.annotation for one in (*said.args, *said.kwonlyargs) if one.arg == name] if said is not None else []
+    return any(note is not None and re.match(r"(?:int|float|bool|str)\b", ast.unparse(note)) for note in notes)
+
+
+def _in_each_forward(context: Context, function: Function, guards: Sequence[Guard], held: Held) -> bool:
+    """Tell whether each forward pass of training gets past conditions."""
+    return all(
+        (guard.holds and dotted(guard.test) == "self.training")
+        or _asks_for_any(context, function, guard, held)
+        or (guard.holds and isinstance(guard.test, ast.Compare) and is_constant(guard.test.comparators[0], None))
+        for guard in guards
+    )
 
 
 def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
@@ -359,10 +446,10 @@ def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
     if not context.is_named(owner.name):
         return
     held = context.tensors.held(function)
-    read = next((c.node for c in function.calls if len(c.place.loops) > 1 and _of_parameter(context, c, held)), None)
-    test = next(
-        (t.test for t, place, _ in function.tests if len(place.loops) > 1 and is_test(context, function, t, held)), None
-    )
+    inner = [c for c in function.calls if len(c.place.loops) > 1]
+    read = next((c.node for c in inner if _of_parameter(context, c, held)), None)
+    tests = [t for t, place, _ in conditions(function) if len(place.loops) > 1]
+    test = next((t for t in tests if is_test(context, function, t, held)), None)
     if (node := read or test) is not None:
         message = (
             f"`{shown(node, 40)}` waits for the GPU once a parameter, at every step of the optimizer, while the other"

@@ -14,6 +14,7 @@ from .ranks import is_off
 from .tensors import is_step_of_scaler
 
 CHOICES = re.compile(r"self|(?:.*_)?(?:args?|cfg|config|conf|opts?|hps?|hparams|params|flags|para|[A-Z][A-Z_]+)")
+OPTIMIZER = re.compile(r"optim|^opt$|scaler|solver")
 # A method of a trainer that makes one step, by its name: the loop that calls it may be anywhere.
 STEP = re.compile(
     r"_?(?:train|training|run|optimi[sz]e|update)_?(?:one_)?(?:step|iter|batch|iteration|parameters|minibatch)"
@@ -132,13 +133,18 @@ def _is_the_same(function: Function, guard: Guard, loops: Sequence[ast.stmt]) ->
 
 
 def _skips_steps(function: Function, loops: Sequence[ast.stmt], guard: Guard) -> bool:
-    """Tell whether a turn that is left early is no step: backward stands behind the same condition."""
+    """Tell whether a turn that is left early is no step: backward, or the optimizer, is behind the same condition."""
     return any(
-        (c.last == "backward" or is_step_of_scaler(c))
+        (c.last == "backward" or is_step_of_scaler(c) or is_step_of_optimizer(c))
         and c.place.loops[-1:] == tuple(loops)
         and any(g.test is guard.test for g in c.place.guards)
         for c in function.calls
     )
+
+
+def is_step_of_optimizer(call: Call) -> bool:
+    """Tell whether a call is `optimizer.step()`, or the same of a scaler of gradients."""
+    return call.last == "step" and OPTIMIZER.search(dotted(call.node.func).rpartition(".")[0].lower()) is not None
 
 
 def within(place: Place, loop: ast.stmt | None = None) -> list[Guard]:
@@ -195,7 +201,11 @@ def is_turn(function: Function, test: ast.expr) -> bool:
 def seldom(context: Context, function: Function, guard: Guard, of_rank: bool = False) -> bool:
     """Tell whether a condition may not hold at each step: one that counts, or is of logging, a type, the rank."""
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
-    rest = [part for part in parts if not (guard.holds and holds_always(context, function, part))]
+    rest = [
+        part
+        for part in parts
+        if not (guard.holds and (holds_always(context, function, part) or _weighs(context, function, part)))
+    ]
     counts = any(
         isinstance(part, (ast.Lt, ast.Gt, ast.LtE, ast.GtE))
         or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" not in ast.unparse(part.left))
@@ -207,6 +217,24 @@ def seldom(context: Context, function: Function, guard: Guard, of_rank: bool = F
     words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
     other = r"" if of_rank else r"|rank|main|master|writer"
     return counts or bool(re.search(words + other, text))
+
+
+def _weighs(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a test asks whether a part of the loss counts at all: `self.weight > 0`, `args.alpha != 0`."""
+    if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Gt, ast.NotEq)) and len(test.ops) == 1):
+        return False
+    if not (is_constant(test.comparators[0], 0) or is_constant(test.comparators[0], 0.0)):
+        return False
+    name = _settings(test.left)
+    owner, _, last = name.rpartition(".")
+    if not last or not CHOICES.fullmatch(owner.partition(".")[0]) or re.search(r"step|iter|epoch|count|num|rank", last):
+        return False
+    default = context.default_of(function.module, test.left)
+    if is_constant(default, 0) or is_constant(default, 0.0):
+        return False
+    places = context.program.assigned(function, name) if owner == "self" else []
+    made = function.of_class.methods.get("__init__") if function.of_class is not None else None
+    return not places or (made is not None and all(a in made.assignments.get(name, ()) for a in places))
 
 
 def _asks_for_tensor(test: ast.expr, holds: bool) -> bool:

@@ -32,8 +32,18 @@ OF_HOST = {
         "get_last_lr",
         "element_size",
     ),
-    *("nelement", "stride", "data_ptr", "is_contiguous", "grad_fn"),
+    *("nelement", "stride", "data_ptr", "is_contiguous", "grad_fn", "get_device", "is_leaf", "is_sparse", "nbytes"),
+    *("is_floating_point", "is_complex", "is_quantized", "layout", "itemsize", "training", "names", "is_cpu"),
 }
+# Methods of tensors that arrays of numpy, lists and numbers do not have.
+OF_TENSORS = {
+    *("view", "view_as", "permute", "unsqueeze", "contiguous", "detach", "detach_", "cuda", "dim", "numel", "to"),
+    *("float", "long", "half", "bool", "int", "double", "expand", "expand_as", "new_zeros", "new_ones", "new_full"),
+    *("masked_fill", "masked_fill_", "masked_select", "scatter_", "gather", "index_select", "softmax", "log_softmax"),
+    *("sigmoid", "type_as", "unbind", "bmm", "backward", "requires_grad_", "add_", "mul_", "zero_", "copy_", "size"),
+}
+COLLECTIVES = {f"torch.distributed.{name}" for name in ("all_reduce", "reduce", "broadcast", "all_gather", "gather")}
+NO_LOSS = re.compile(r"weight|coef|lambda|scale|factor|ratio|alpha|beta|gamma|type|name|fn|func|crit|meter|scaler|rate")
 FUNCTIONS_OF_HOST = {
     *("float", "int", "str", "bool", "len", "isinstance", "type", "print", "range", "format", "repr", "round", "id"),
     *("hasattr", "getattr", "set", "open", "input", "any", "all", "next", "iter", "enumerate"),
@@ -71,6 +81,7 @@ class Tensors:
     _calls: dict[int, dict[int, Call]] = field(default_factory=dict)
     _returned: dict[tuple[int, Held, int | None], tuple[bool, bool]] = field(default_factory=dict)
     _of_class: dict[int, Held] = field(default_factory=dict)
+    _nodes: dict[int, list[ast.Attribute | ast.comprehension]] = field(default_factory=dict)
 
     def held(self, function: Function, given: Held | None = None) -> Held:
         """Return the names in a function that hold tensors on the GPU, where those of `given` do."""
@@ -81,7 +92,8 @@ class Tensors:
             of_class = self._in_class(function)
             seeds = self._backward(function)
             may = self._grow(function, given.may | of_class.may | seeds, surely=False)
-            surely = self._grow(function, given.surely | of_class.surely | seeds, surely=True)
+            used = may & self._used(function)
+            surely = self._grow(function, given.surely | of_class.surely | seeds | used, surely=True)
             self._held[key] = Held(may | surely, surely)
         return self._held[key]
 
@@ -133,21 +145,60 @@ class Tensors:
     def _sources_of(self, function: Function) -> list[Source]:
         if id(function) not in self._sources:
             found = [s for name, given in function.assignments.items() for a in given for s in _sources(name, a)]
+            for node in self._nodes_in(function):
+                if isinstance(node, ast.comprehension):
+                    found += _each_of(node.target, node.iter)
             self._sources[id(function)] = found
         return self._sources[id(function)]
 
+    def _nodes_in(self, function: Function) -> list[ast.Attribute | ast.comprehension]:
+        """Return the methods that a function names, and its comprehensions."""
+        if id(function) not in self._nodes:
+            found: list[ast.Attribute | ast.comprehension] = []
+            for statement in () if isinstance(function.node, ast.Module) else function.node.body:
+                for node in ast.walk(statement):
+                    kind = type(node)
+                    if kind is ast.comprehension or (kind is ast.Attribute and node.attr in OF_TENSORS):  # type: ignore[attr-defined]
+                        found.append(node)  # type: ignore[arg-type]
+            self._nodes[id(function)] = found
+        return self._nodes[id(function)]
+
+    def _used(self, function: Function) -> set[str]:
+        """Return the names of which a function calls methods that tensors alone have."""
+        return {dotted(node.value) for node in self._nodes_in(function) if isinstance(node, ast.Attribute)}
+
+    def _parts_of_loss(self, function: Function, names: set[str]) -> set[str]:
+        """Return the losses of which these are made: of `loss = a_loss + weight * b_loss` both."""
+        found: set[str] = set()
+        for name in names:
+            for one in function.assignments.get(name, ()):
+                value = one.value if one.value is not None else getattr(one.node, "value", None)
+                if isinstance(value, ast.BinOp):
+                    parts = {part for part in _tensors_in(value) if LOSS.search(part.rpartition(".")[2])}
+                    known = {part for part in parts if part in function.assignments or part in function.parameters}
+                    found |= {part for part in known if not NO_LOSS.search(part.rpartition(".")[2].lower())}
+        return found
+
     def _backward(self, function: Function) -> frozenset[str]:
-        """Return the losses from which a function goes back, and the norms of gradients."""
+        """Return the losses from which a function goes back, the norms of gradients, and what the ranks reduce."""
         if id(function) not in self._seeds:
             found: set[str] = set()
             for call in function.calls:
-                if call.last == "backward" and isinstance(call.node.func, ast.Attribute):
+                if call.name in COLLECTIVES and call.node.args:
+                    given = call.node.args[1:2] if call.last == "all_gather" else call.node.args[:1]
+                    found |= {dotted(one) for one in given}
+                elif call.last == "backward" and isinstance(call.node.func, ast.Attribute):
                     of_framework = re.search(r"accelerator|fabric|engine|optim", dotted(call.node.func.value))
                     start = call.node.args[0] if of_framework and call.node.args else call.node.func.value
                     found |= _tensors_in(start)
                 elif is_step_of_scaler(call) or (call.last == "scale_loss" and call.node.args):
                     found |= _tensors_in(call.node.args[0])
-            self._seeds[id(function)] = frozenset(found - {"self", "scaler", "args"})
+            found -= {"", "self", "scaler", "args"}
+            new = found
+            for _ in range(3):
+                new = self._parts_of_loss(function, new) - found
+                found |= new
+            self._seeds[id(function)] = frozenset(found)
         return self._seeds[id(function)]
 
     def holds(self, function: Function, node: ast.AST, names: frozenset[str] | set[str], surely: bool = False) -> bool:

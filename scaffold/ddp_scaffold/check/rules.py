@@ -359,6 +359,12 @@ PYTHON: tuple[Described, ...] = (
         "each of them reduces all gradients over the ranks, one for nothing",
     ),
     described(
+        425,
+        "large-buffer",
+        "a buffer of many megabytes in a model that DDP wraps",
+        "DDP broadcasts all buffers from rank 0 at each forward pass, unless it is told not to",
+    ),
+    described(
         422,
         "gradient-by-gradient",
         "a collective for the gradient of each parameter, behind the backward pass",

@@ -12,6 +12,7 @@ from .. import rules
 from ..files import SourceFile
 from ..findings import Finding
 from . import (
+    buffers,
     costs,
     devices,
     everywhere,
@@ -56,6 +57,7 @@ ROOMS = (
     saves,
     reads,
     costs,
+    buffers,
     everywhere,
     writes,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .context import Context, Found, is_of_gradient
 from .devices import INIT
@@ -12,6 +12,7 @@ from .module import (
     Call,
     Function,
     Guard,
+    argument,
     dotted,
     is_constant,
     keyword,
@@ -23,6 +24,7 @@ from .steps import OPTIMIZER, each_step, goes_back, holds_each_step, is_choice, 
 from .tensors import MODEL, is_step_of_scaler
 
 WRAPS = re.compile("DistributedDataParallel|DDP")
+LOADER = re.compile(r"loader|val_?set|test_?set|batches|_dl\b|dataset")
 UNSYNCHRONIZED = re.compile(r"no_sync|require_backward_grad_sync")
 ACCUMULATES = re.compile(r"acc|grad|iter_size|update|sub_?div", re.IGNORECASE)
 MEASURED = re.compile(r"loss|acc|top|metric|err|prec|score|iou|psnr|norm|kl|mse|prob")
@@ -94,7 +96,8 @@ def _meaning(function: Function, node: ast.expr) -> ast.expr:
 def _is_counter(function: Function, guard: Guard) -> bool:
     """Tell whether a condition asks for a counter of turns: `turns == steps_per_update`, `n - last >= accumulate`."""
     test = guard.test
-    if not (guard.holds and isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.GtE))):
+    wanted = (ast.Eq, ast.GtE) if guard.holds else (ast.NotEq, ast.Lt)
+    if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], wanted)):
         return False
     if not any(re.search(r"^acc|per_update|update_freq|accum", name) for name in names_in(test.comparators[0])):
         return False
@@ -134,28 +137,54 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     """Yield a collective for each of several values, at each step of training."""
     if not context.plain(function.module):
         return
-    for unit in units(context, function):
-        yield from _one_by_one(context, function, unit)
+    loops = units(context, function)
+    for unit in (*loops, *_measuring_loops(context, function, loops)):
+        yield from _one_by_one(context, function, unit, trains=unit in loops)
         outer = (unit,) if unit is not None else ()
         for loop, place in function.loops:
             if place.loops[-1:] == outer and not within(place, unit):
-                yield from _each_value(context, function, loop)
+                yield from _each_value(context, function, loop, "step" if unit in loops else "batch")
         for call in function.calls:
-            if call.place.loops[-1:] != outer or within(call.place, unit):
+            if call.place.loops[-1:] != outer or not each_step(context, call, unit) or goes_back(context, call):
                 continue
-            target = context.program.called(call)
-            for loop, place in target.loops if target is not None and target is not function else ():
-                if target is not None and not place.loops and not place.guards and not goes_back(context, call):
-                    yield from _each_value(context, target, loop)
+            for target in targets(context, call):
+                for loop, place in target.loops:
+                    if not place.loops and all(_is_asked_for(context, call, target, guard) for guard in place.guards):
+                        yield from _each_value(context, target, loop, "step" if unit in loops else "batch")
 
 
-def _each_value(context: Context, function: Function, loop: ast.stmt) -> Iterator[Found]:
+def _is_asked_for(context: Context, call: Call, target: Function, guard: Guard) -> bool:
+    """Tell whether a call passes a condition of a helper: it gives True, or several ranks do."""
+    name = dotted(guard.test)
+    given = argument(call, target, name) if name in target.parameters else None
+    several = context.ranks.alone(target, [Guard(guard.test, not guard.holds, guard.line)])
+    return several or (guard.holds and is_constant(given, True))
+
+
+def _measuring_loops(context: Context, function: Function, steps: Sequence[ast.stmt | None]) -> list[ast.stmt]:
+    """Return the loops over a loader in which a function measures, and goes back nowhere."""
+    found = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and _over_loader(function, loop.iter)]
+    back = {loop for call in function.calls for loop in call.place.loops if found and goes_back(context, call)}
+    return [loop for loop in found if loop not in back and loop not in steps]
+
+
+def _over_loader(function: Function, node: ast.expr) -> bool:
+    """Tell whether a loop goes over a loader by its name, or over a progress bar of one."""
+    if LOADER.search(ast.unparse(node)):
+        return True
+    values = [a.value for name in names_in(node) for a in function.assignments.get(name, ()) if a.value is not None]
+    return any(LOADER.search(ast.unparse(value)) for value in values if isinstance(value, ast.Call))
+
+
+def _each_value(context: Context, function: Function, loop: ast.stmt, step: str) -> Iterator[Found]:
     """Yield a reduction in a loop over values."""
     several = _several(loop.iter) if isinstance(loop, ast.For) else None
     inner = next((c for c in function.calls if c.place.loops[-1:] == (loop,) and _reduces(context, c)), None)
     if several is None or inner is None or not all(is_choice(guard) for guard in within(inner.place)):
         return
-    message = f"a collective for each value of `{shown(several, 30)}`, at every step: each is a round trip of all ranks"
+    message = (
+        f"a collective for each value of `{shown(several, 30)}`, at every {step}: each is a round trip of all ranks"
+    )
     fix = f"stack the values into one tensor and call `{shown(inner.node.func)}` once, or every n steps"
     yield Found("DDP412", function.module, inner.node, message, fix)
 
@@ -178,12 +207,14 @@ def _reduces(context: Context, call: Call) -> bool:
     return target is not None and not target.loops and any(c.name in REDUCES for c in target.calls)
 
 
-def _one_by_one(context: Context, function: Function, unit: ast.stmt | None) -> Iterator[Found]:
+def _one_by_one(context: Context, function: Function, unit: ast.stmt | None, trains: bool) -> Iterator[Found]:
     """Yield the first of two and more collectives of a step, each of one value that is only logged."""
     outer = (unit,) if unit is not None else ()
     back = [c.order for c in function.calls if c.place.loops[-1:] == outer and goes_back(context, c)]
-    if not back:
+    if not back and trains:
         return
+    back = back or [0]
+    step = "step" if trains else "batch"
     later: list[Call] = []
     for call in function.calls:
         if call.place.loops[-1:] != outer or not each_step(context, call, unit):
@@ -195,10 +226,11 @@ def _one_by_one(context: Context, function: Function, unit: ast.stmt | None) -> 
             later.append(call)
     if len(later) >= 2:
         message = (
-            f"{len(later)} collectives at every step for values that are logged (the last in line"
+            f"{len(later)} collectives at every {step} for values that are logged (the last in line"
             f" {later[-1].function.module.position(later[-1].node.lineno)[1]}): each is a round trip of all ranks"
         )
-        fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or every n steps"
+        often = "every n steps" if trains else "behind the loop, for the sums"
+        fix = f"put the values into one tensor and call `{shown(later[0].node.func)}` once, or {often}"
         yield Found("DDP412", later[0].function.module, later[0].node, message, fix)
 
 
@@ -256,13 +288,13 @@ def twice(context: Context, function: Function) -> Iterator[Found]:
                 models = _models_of(function, call, since)
                 shared = sorted(models & before[1]) if before is not None else []
                 if before is not None and shared and not _others(before[0], call):
-                    line = function.module.position(before[0].node.lineno)[1]
+                    line = function.module.position(call.node.lineno)[1]
                     message = (
                         f"the gradients of `{shared[0]}` are reduced over all ranks by this backward pass and that of"
-                        f" line {line}, before one step of the optimizer: one of the two is for nothing"
+                        f" line {line}, before one step of the optimizer: this one is for nothing"
                     )
-                    fix = "go back once, from the sum of the losses, or make the first pass under no_sync()"
-                    yield Found("DDP424", function.module, call.node, message, fix)
+                    fix = "go back once, from the sum of the losses, or make this pass under no_sync()"
+                    yield Found("DDP424", function.module, before[0].node, message, fix)
                     return
                 before, since = (call, models), call.order
 

@@ -17,6 +17,7 @@ from .module import (
     arguments_of,
     default_of,
     dotted,
+    dotted_names,
     is_constant,
     last_of,
     names_in,
@@ -25,13 +26,14 @@ from .module import (
 from .steps import (
     each_step,
     holds_each_step,
+    is_choice,
     makes_step,
     seldom,
     step_loops,
     targets,
     within,
 )
-from .tensors import Held
+from .tensors import NORMS, Held
 
 SYNCHRONIZES = {"torch.cuda.synchronize"}
 WAITS = {*SYNCHRONIZES, "torch.cuda.empty_cache"}
@@ -292,6 +294,8 @@ def reads(context: Context, call: Call, held: Held) -> bool:
         return surely(call.node.args[0])
     if call.last in SHOWS:
         return any(_is_shown(context, function, one, held, line) for one in arguments_of(call.node))
+    if any(_is_text(one) and _is_shown(context, function, one, held, line) for one in call.node.args):
+        return True
     if call.last == "add_scalar" and len(call.node.args) > 1:
         return surely(call.node.args[1])
     if call.name == "wandb.log" and call.node.args and isinstance(call.node.args[0], ast.Dict):
@@ -299,8 +303,22 @@ def reads(context: Context, call: Call, held: Held) -> bool:
     return False
 
 
+def _is_text(node: ast.expr) -> bool:
+    """Tell whether an expression is a text that is made there: `f"{x}"`, `"%f" % x`."""
+    left = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else node
+    return isinstance(left, ast.JoinedStr) or (left is not node and isinstance(left, ast.Constant))
+
+
+def _texts(function: Function, name: str) -> list[ast.expr]:
+    """Return the texts that a variable is set to, or that are put behind it."""
+    found = [getattr(a.node, "value", a.value) for a in function.assignments.get(name, ())]
+    return [one for one in found if one is not None and _is_text(one)]
+
+
 def _is_shown(context: Context, function: Function, node: ast.expr, held: Held, line: int) -> bool:
     """Tell whether a text is made of a tensor on the GPU, whose value has to come to the CPU for that."""
+    if isinstance(node, ast.Name) and (texts := _texts(function, node.id)):
+        return any(_is_shown(context, function, text, held, text.lineno) for text in texts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # "%.3f" % loss
         parts = getattr(node.right, "elts", [node.right])
         return isinstance(node.left, (ast.Constant, ast.JoinedStr)) and any(
@@ -390,14 +408,7 @@ def _is_asked(context: Context, function: Function, guards: list[Guard], loops: 
 
 def in_forward(context: Context, function: Function) -> Iterator[Found]:
     """Yield what reads from the GPU in the forward pass of a module, itself or in helpers: that is at every step."""
-    owner = function.of_class
-    if owner is None or function.name not in ("forward", "__call__") or not _is_module(context, owner):
-        return
-    if function.name == "__call__" and "forward" in owner.methods:
-        return
-    if not context.plain(function.module) or not context.is_named(owner.name):
-        return
-    if NO_STEP.search(owner.name) or NO_STEP.search(function.module.parts[-1] if function.module.parts else ""):
+    if not is_forward(context, function):
         return
     given = frozenset(name for name in function.parameters if name != "self" and not _is_number(function, name))
     held = context.tensors.held(function, Held(given))
@@ -410,6 +421,19 @@ def in_forward(context: Context, function: Function) -> Iterator[Found]:
     own = [read for read in found if not read.first and (read.function is function or read.function.name != "forward")]
     for read in _chosen(own, function):
         yield _told(read)
+
+
+def is_forward(context: Context, function: Function) -> bool:
+    """Tell whether a function is the forward pass of a module that the ranks train, or that training asks."""
+    owner = function.of_class
+    if owner is None or function.name not in ("forward", "__call__") or not _is_module(context, owner):
+        return False
+    if function.name == "__call__" and "forward" in owner.methods:
+        return False
+    if not context.plain(function.module) or not context.is_named(owner.name):
+        return False
+    file = function.module.parts[-1] if function.module.parts else ""
+    return not NO_STEP.search(owner.name) and not NO_STEP.search(file)
 
 
 def _is_module(context: Context, owner: Class) -> bool:
@@ -448,6 +472,9 @@ def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
     held = context.tensors.held(function)
     inner = [c for c in function.calls if len(c.place.loops) > 1]
     read = next((c.node for c in inner if _of_parameter(context, c, held)), None)
+    clips = next((c for c in inner if c.last in NORMS and len(c.place.loops) == 2 and _is_of_one(c)), None)
+    if clips is not None:
+        yield _clipped(function, clips)
     tests = [t for t, place, _ in conditions(function) if len(place.loops) > 1]
     test = next((t for t in tests if is_test(context, function, t, held)), None)
     if (node := read or test) is not None:
@@ -464,10 +491,78 @@ def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
             return
 
 
+def _is_of_one(call: Call) -> bool:
+    """Tell whether a call is given one parameter, that of the turn of its loop."""
+    given, loop = call.node.args[:1], call.place.loops[-1] if call.place.loops else None
+    if isinstance(given[0] if given else None, (ast.List, ast.Tuple)):
+        given = given[0].elts  # type: ignore[attr-defined]
+    return isinstance(loop, ast.For) and len(given) == 1 and dotted(given[0]) in dotted_names(loop.target) - {""}
+
+
+def _clipped(function: Function, call: Call) -> Found:
+    message = (
+        f"`{shown(call.node, 40)}` takes the norm of each parameter by itself at every step: several kernels for each"
+        " of hundreds, and before PyTorch 1.10 a wait for the GPU for each, while the other ranks wait"
+    )
+    fix = "call it once behind the backward pass, with all parameters: that clips by the norm of all"
+    return Found("DDP402", function.module, call.node, message, fix)
+
+
+def clipping(context: Context, function: Function) -> Iterator[Found]:
+    """Yield clip_grad_norm_ of each single parameter at each step of training."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        if call.last in NORMS and _is_of_one(call) and _over_parameters(call.place.loops[-1]):
+            outer = call.place.loops[-2:-1]
+            if (outer and outer[0] in step_loops(context, function)) or (not outer and makes_step(context, function)):
+                yield _clipped(function, call)
+
+
+def _over_parameters(loop: ast.stmt) -> bool:
+    return isinstance(loop, ast.For) and re.search(r"param", ast.unparse(loop.iter)) is not None
+
+
+def waits_in_forward(context: Context, function: Function) -> Iterator[Found]:
+    """Yield barriers and synchronize() in the forward pass of a module, itself or in what it calls."""
+    if not is_forward(context, function):
+        return
+    for wait in _waits_inside(context, function, 0, {id(function)}):
+        if wait.name == BARRIER:
+            message = "a barrier in every forward pass makes all ranks wait for the slowest; backward synchronises them"
+            yield Found("DDP406", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
+        else:
+            message = f"`{shown(wait.node)}` makes the CPU wait for the GPU in every forward pass, on every rank"
+            yield Found("DDP413", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
+
+
+def _waits_inside(context: Context, function: Function, depth: int, seen: set[int]) -> Iterator[Call]:
+    for call in function.calls:
+        if any(
+            not (_asks_for_cuda(g) or _asks_for_training(g) or (is_choice(g) and not seldom(context, function, g)))
+            for g in call.place.guards
+        ):
+            continue
+        if call.name in WAITS or call.name == BARRIER:
+            yield call
+        for target in targets(context, call) if depth < 3 else ():
+            if id(target) not in seen and target.name not in ("forward", "__init__"):
+                seen.add(id(target))
+                yield from _waits_inside(context, target, depth + 1, seen)
+
+
+def _asks_for_training(guard: Guard) -> bool:
+    """Tell whether a condition holds in training: `self.training`, also with others than the rank."""
+    parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
+    told = re.compile(r"training|cuda|world_size|distributed|initialized")
+    others = [part for part in parts if not told.search(ast.unparse(part))]
+    return guard.holds and not others
+
+
 def _of_parameter(context: Context, call: Call, held: Held) -> bool:
     seldom_read = any(seldom(context, call.function, guard) for guard in call.place.guards)
     return not seldom_read and call.last not in SHOWN and reads(context, call, held)
 
 
 RULES = (in_forward,)
-OF_RANKS = (per_step, checks, in_optimizer)  # only where several ranks run the file
+OF_RANKS = (per_step, checks, in_optimizer, clipping, waits_in_forward)  # only where several ranks run the file

@@ -198,12 +198,20 @@ def _is_broadcast(context: Context, owner: Class) -> bool:
         return False
     if any(word.arg is None for call in wraps for word in call.node.keywords) or context.says(owner.module, LEFT_OUT):
         return False
-    given = [(call.function, call.node.args[0]) for call in wraps if call.node.args]
-    made = [context.program.objects.of_value(function, value) for function, value in given]
-    known = [one for part in made for one in part or ()]
+    known = [one for call in wraps for one in _wrapped(context, call)]
     if known:
         return any(one is owner for one in _parts(context, known))
     return not OUTSIDE.search(owner.name) and context.is_named(owner.name) and bool(owner.bases)
+
+
+def _wrapped(context: Context, call: Call) -> list[Class]:
+    """Return the classes that the model has that a call of DDP wraps, as far as they are known."""
+    given = call.node.args[0] if call.node.args else keyword(call.node, "module")
+    if given is None:
+        return []
+    values = [a.value for a in context.program.assigned(call.function, dotted(given))] if dotted(given) else []
+    found = [context.program.objects.of_value(call.function, value) for value in (given, *values) if value is not None]
+    return [one for part in found for one in part or ()]
 
 
 def _parts(context: Context, models: Sequence[Class]) -> list[Class]:

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .context import Context, Found
+from .context import Context, Found, declines
 from .module import (
     Call,
     Class,
     Function,
     Guard,
     Place,
+    argument,
     arguments_of,
     default_of,
     dotted,
@@ -46,6 +47,7 @@ NUMBERS = {
     *("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite", "math.sqrt", "math.exp", "math.log"),
     *("numpy.isnan", "numpy.isfinite", "numpy.isinf"),
 }
+REDUCES = {"any", "all", "sum", "max", "min", "mean", "norm"}
 OF_TENSOR = {"item", "tolist", "cpu"}
 LOADERS = re.compile(r"loader|dataset|batches|epoch|range\(")
 NO_STEP = re.compile(
@@ -53,6 +55,7 @@ NO_STEP = re.compile(
     r"|test|demo|predict",
     re.IGNORECASE,
 )
+NO_TRAINING = re.compile(r"infer|deploy|runtime|demo|serv|onnx|export|sequence_generator|beam|decoding", re.IGNORECASE)
 MEASURES = re.compile(r"profil|bench", re.IGNORECASE)
 DEPTH = 4
 
@@ -216,7 +219,7 @@ def _is_in(call: Call, loop: ast.stmt | None) -> bool:
 def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held]], depth: int) -> Iterator[Read]:
     """Yield where a call reads a tensor from the GPU: the call itself, or places in a helper."""
     if reads(context, call, held):
-        yield Read(call.node, call.function, False, many=depth > 0 and bool(call.place.loops))
+        yield Read(call.node, call.function, False, many=depth > 0 and _goes_over_samples(call))
         return
     if depth > DEPTH:
         return
@@ -225,21 +228,61 @@ def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held
         if (id(target), given) in seen:
             continue
         seen.add((id(target), given))
-        yield from _inside(context, target, context.tensors.held(target, given), seen, depth)
+        yield from _inside(context, call, target, context.tensors.held(target, given), seen, depth)
 
 
-def _inside(context: Context, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int) -> Iterator[Read]:
+def _goes_over_samples(call: Call) -> bool:
+    """Tell whether a call stands in a loop over samples or classes: not over the values of a meter, or parameters."""
+    over = [loop.iter for loop in call.place.loops if isinstance(loop, ast.For)]
+    return bool(over) and not any(
+        re.search(r"items\(|values\(|param|kwargs|meter|loss", ast.unparse(one)) for one in over
+    )
+
+
+def _inside(
+    context: Context, site: Call, target: Function, held: Held, seen: set[tuple[int, Held]], depth: int
+) -> Iterator[Read]:
     """Yield the places in a helper that read from the GPU whenever it is called."""
     for call in target.calls:
         guards = call.place.guards
         if context.ranks.alone(target, guards) or any(part == "except" for _, part in call.place.tries):
+            continue
+        if any(_declined(site, target, guard) for guard in guards) or _is_told(call):
             continue
         first = any(context.ranks.guard(target, guard) == "first" for guard in guards)
         if not _passed(context, target, guards, held, first):
             continue
         for read in _read_by(context, call, held, seen, depth + 1):
             yield replace(read, first=read.first or first)
-    yield from _tests_in(context, target, held)
+    for read in _tests_in(context, target, held):
+        place = next(place for test, place, _ in conditions(target) if test is read.node)
+        if not any(_declined(site, target, guard) for guard in place.guards):
+            yield read
+
+
+def _declined(site: Call, target: Function, guard: Guard) -> bool:
+    """Tell whether a call does not pass a condition of a helper: `mode == "cpu"` where the mode is another."""
+    if declines(site, target, guard):
+        return True
+    test = guard.test
+    if not (isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) and guard.holds):
+        return False
+    name, wanted = dotted(test.left), test.comparators[0]
+    if name not in target.parameters or not isinstance(wanted, ast.Constant):
+        return False
+    given = argument(site, target, name) or default_of(target, name)
+    return isinstance(given, ast.Constant) and given.value != wanted.value
+
+
+def _is_told(call: Call) -> bool:
+    """Tell whether a call stands in the message of an exception, or where one is raised in the end."""
+    function = call.function
+    raised = [(e.node.lineno, e.node.end_lineno or 0) for e in function.exits if e.kind == "raise"]
+    raised += [(one.msg.lineno, one.msg.end_lineno or 0) for one, _, _ in function.asserts if one.msg is not None]
+    if any(first <= call.node.lineno <= last for first, last in raised):
+        return True
+    held = {id(guard.test) for guard in call.place.guards if guard.holds and not guard.early}
+    return any(id(one.test) in held and isinstance(one.body[-1], ast.Raise) for one, _, _ in function.tests)
 
 
 def _passed(context: Context, function: Function, guards: Sequence[Guard], held: Held, first: bool) -> bool:
@@ -376,11 +419,28 @@ def is_test(context: Context, function: Function, test: ast.expr, held: Held) ->
                 continue
             if _is_loss(one.args[0]) or context.tensors.holds(function, one.args[0], held.may):
                 return True
-        plain = isinstance(part, ast.Compare) and not isinstance(part.comparators[0], (ast.Name, ast.Attribute))
+        plain = isinstance(part, ast.Compare) and not _is_no_number(part.comparators[0])
         of_tensor = plain or (isinstance(part, ast.Call) and last_of(part) in ("any", "all"))
         if of_tensor and context.tensors.holds_at(function, part, held.surely, test.lineno):
             return True
+        if of_tensor and function.name == "forward" and _is_reduced(context, function, part, held):
+            return True
     return False
+
+
+def _is_reduced(context: Context, function: Function, node: ast.expr, held: Held) -> bool:
+    """Tell whether what a forward pass is given is made one value, as lists and numbers do not: `mask.any()`."""
+    node = node.left if isinstance(node, ast.Compare) else node
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REDUCES):
+        return False
+    return context.tensors.holds(function, node.func.value, held.may)
+
+
+def _is_no_number(node: ast.expr) -> bool:
+    """Tell whether what a comparison has on its right may be another thing than a number: a name, None, a text."""
+    if isinstance(node, ast.Constant):
+        return node.value is None or isinstance(node.value, (str, bool))
+    return isinstance(node, (ast.Name, ast.Attribute))
 
 
 def checks(context: Context, function: Function) -> Iterator[Found]:
@@ -415,7 +475,7 @@ def in_forward(context: Context, function: Function) -> Iterator[Found]:
     found: list[Read] = []
     seen: set[tuple[int, Held]] = set()
     for call in function.calls:
-        if _in_each_forward(context, function, call.place.guards, held):
+        if _in_each_forward(context, function, call.place.guards, held) and not _is_told(call):
             found += _read_by(context, call, held, seen, 1)
     found += _tests_in(context, function, held)
     own = [read for read in found if not read.first and (read.function is function or read.function.name != "forward")]
@@ -433,6 +493,8 @@ def is_forward(context: Context, function: Function) -> bool:
     if not context.plain(function.module) or not context.is_named(owner.name):
         return False
     file = function.module.parts[-1] if function.module.parts else ""
+    if NO_TRAINING.search(function.module.file.inside):
+        return False
     return not NO_STEP.search(owner.name) and not NO_STEP.search(file)
 
 
@@ -555,7 +617,7 @@ def _asks_for_training(guard: Guard) -> bool:
     """Tell whether a condition holds in training: `self.training`, also with others than the rank."""
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
     told = re.compile(r"training|cuda|world_size|distributed|initialized")
-    others = [part for part in parts if not told.search(ast.unparse(part))]
+    others = [part for part in parts if isinstance(part, ast.UnaryOp) or not told.search(ast.unparse(part))]
     return guard.holds and not others
 
 

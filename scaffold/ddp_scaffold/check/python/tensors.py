@@ -34,6 +34,7 @@ OF_HOST = {
     ),
     *("nelement", "stride", "data_ptr", "is_contiguous", "grad_fn", "get_device", "is_leaf", "is_sparse", "nbytes"),
     *("is_floating_point", "is_complex", "is_quantized", "layout", "itemsize", "training", "names", "is_cpu"),
+    *("ndimension", "type", "storage", "stride"),
 }
 # Methods of tensors that arrays of numpy, lists and numbers do not have.
 OF_TENSORS = {
@@ -145,9 +146,7 @@ class Tensors:
     def _sources_of(self, function: Function) -> list[Source]:
         if id(function) not in self._sources:
             found = [s for name, given in function.assignments.items() for a in given for s in _sources(name, a)]
-            for node in self._nodes_in(function):
-                if isinstance(node, ast.comprehension):
-                    found += _each_of(node.target, node.iter)
+            found += _of_comprehensions(function, self._nodes_in(function))
             self._sources[id(function)] = found
         return self._sources[id(function)]
 
@@ -357,6 +356,18 @@ def _sources(name: str, assignment: Assignment) -> Iterator[Source]:
         yield Source((name,), node.value)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         yield Source((name,), node.value, part=_part(name, node))
+
+
+def _of_comprehensions(function: Function, nodes: list[ast.Attribute | ast.comprehension]) -> Iterator[Source]:
+    """Yield what comprehensions give their variables, of which none is a variable of something else as well."""
+    sources = [s for node in nodes if isinstance(node, ast.comprehension) for s in _each_of(node.target, node.iter)]
+    meant: dict[str, set[str]] = {}
+    for source in sources:
+        for name in source.names:
+            meant.setdefault(name, set()).add(ast.unparse(source.value))
+    for source in sources:
+        if all(len(meant[name]) == 1 and name not in function.assignments for name in source.names):
+            yield source
 
 
 def _part(name: str, node: ast.Assign | ast.AnnAssign) -> int:

@@ -600,10 +600,7 @@ def waits_in_forward(context: Context, function: Function) -> Iterator[Found]:
 
 def _waits_inside(context: Context, function: Function, depth: int, seen: set[int]) -> Iterator[Call]:
     for call in function.calls:
-        if any(
-            not (_asks_for_cuda(g) or _asks_for_training(g) or (is_choice(g) and not seldom(context, function, g)))
-            for g in call.place.guards
-        ):
+        if not all(_comes_in_training(context, function, guard) for guard in call.place.guards):
             continue
         if call.name in WAITS or call.name == BARRIER:
             yield call
@@ -613,12 +610,27 @@ def _waits_inside(context: Context, function: Function, depth: int, seen: set[in
                 yield from _waits_inside(context, target, depth + 1, seen)
 
 
-def _asks_for_training(guard: Guard) -> bool:
-    """Tell whether a condition holds in training: `self.training`, also with others than the rank."""
+def _comes_in_training(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a forward pass of training on several GPUs gets past a condition: `if self.training`, of options."""
+    if "training" not in ast.unparse(guard.test):
+        return (
+            _asks_for_cuda(guard)
+            or _asks_for_ranks(guard)
+            or (is_choice(guard) and not seldom(context, function, guard))
+        )
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
-    told = re.compile(r"training|cuda|world_size|distributed|initialized")
-    others = [part for part in parts if isinstance(part, ast.UnaryOp) or not told.search(ast.unparse(part))]
-    return guard.holds and not others
+    return (
+        all(
+            dotted(part) == "self.training" or _asks_for_cuda(one) or _asks_for_ranks(one)
+            for part in parts
+            for one in (Guard(part, guard.holds, guard.line),)
+        )
+        and guard.holds
+    )
+
+
+def _asks_for_ranks(guard: Guard) -> bool:
+    return guard.holds and re.search(r"world_size|distributed|is_initialized", ast.unparse(guard.test)) is not None
 
 
 def _of_parameter(context: Context, call: Call, held: Held) -> bool:

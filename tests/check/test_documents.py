@@ -113,3 +113,34 @@ def test_settings_that_are_alike_are_told_once() -> None:
     assert "2 other files" in found[1].message
     assert [one.rule for one in check_scripts(files[2:3])] == ["DDP652"]
     assert [one.rule for one in check_scripts(files[3:])] == ["DDP651"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Base\n\nOn 8 nodes, each with 8 GPUs:\n\n```sh\ntorchrun --nproc_per_node=8 train.py\n```\n",
+        in_fence("# Large (needs to run on 4 nodes, 32 GPUs)\ntorchrun --standalone --nproc_per_node=8 train.py"),
+        "Training on two machines:\n" + in_fence(LAUNCH).partition("\n\n")[2],
+    ],
+)
+def test_a_command_that_is_meant_for_several_nodes_and_starts_one(text: str) -> None:
+    (one,) = (one for one in found_in(text) if one.rule == "DDP251")
+    assert "no gradient crosses a node" in one.message
+    assert "nproc" in text.splitlines()[one.line - 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_fence("# on 4 nodes, by srun\ntorchrun --nproc_per_node=8 train.py"),
+        in_fence("# on a single node, in place of 4 nodes\ntorchrun --nproc_per_node=8 train.py"),
+        in_fence("# on 4 nodes\ntorchrun --nnode=4 --node_rank=$R --master_addr=$A --nproc_per_node=8 train.py"),
+        in_fence(
+            "# on 4 nodes\ntorchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$A --nproc_per_node=8 train.py"
+        ),
+        in_fence("# on 4 nodes\n# Base\ntorchrun --nproc_per_node=8 train.py"),
+        in_fence("torchrun --nproc_per_node=8 train.py"),
+    ],
+)
+def test_a_command_for_one_node_or_for_those_that_are_said(text: str) -> None:
+    assert not [one for one in found_in(text) if one.rule == "DDP251"]

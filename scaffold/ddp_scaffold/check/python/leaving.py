@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .context import Context, Found
-from .module import Exit, Function, Guard, Place, arguments_of, dotted, is_constant, last_of, names_in, shown
+from .module import Call, Exit, Function, Guard, Place, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .ranks import Who
 from .steps import goes_back
 
@@ -75,33 +76,97 @@ def _partial_exit(context: Context, function: Function, leave: Exit, loop: ast.s
 
 
 def flags(context: Context, function: Function) -> Iterator[Found]:
-    """Yield loops that are left by a flag which is set on some ranks only, and which no collective has shared."""
+    """Yield loops that are left by a value that is set on some ranks only, and which no collective has shared."""
     for test, place, order in function.tests:
-        name = dotted(test.test)
         leaves = [e for e in function.exits if e.node in test.body and e.kind in ("break", "return")]
-        if not name or not leaves or not place.loops or name in function.parameters:
+        if not leaves or not place.loops or context.ranks.partial_place(function, place):
             continue
-        assigned = function.assignments.get(name, [])
-        set_by = [
-            (a, guard, who)
-            for a in assigned
-            for guard in a.place.guards
-            if (who := context.ranks.guard(function, guard)) is not None and a.order < order
-        ]
-        free = [a for a in assigned if all(a is not one for one, _, _ in set_by)]
-        constant = all(isinstance(a.value, ast.Constant) for a in free)
-        given = any(name in names_in(argument) for c in function.calls for argument in arguments_of(c.node))
-        if not (set_by and free and constant) or given or len({who for _, _, who in set_by}) > 1:
+        found = _set_on_some(context, function, test.test, order)
+        if found is None or found.name in function.parameters:
             continue
-        if place.loops and context.together(function, place.loops[-1]):
-            _, guard, who = set_by[0]
-            ranks = context.ranks.words(guard, who)
-            line = function.module.position(set_by[0][0].node.lineno)[1]
-            message = (
-                f"{ranks} sets `{name}` (line {line}), so only there the loop ends; the others wait in the next step"
-            )
-            fix = f"share `{name}` before this test: broadcast it from rank 0 to all ranks"
-            yield Found("DDP104", function.module, leaves[0].node, message, fix)
+        given = any(found.name in names_in(argument) for c in function.calls for argument in arguments_of(c.node))
+        if given or not context.together(function, place.loops[-1]):
+            continue
+        ranks = context.ranks.words(found.guard, found.who)
+        where = f"line {found.function.module.position(found.node.lineno)[1]}"
+        if found.function.module is not function.module:
+            where = f"{found.function.module.file.path} {where}"
+        message = (
+            f"{ranks} sets `{found.name}` ({where}), so only there the loop ends; the others wait in the next step"
+        )
+        fix = f"share `{found.name}` before this test: broadcast it from rank 0 to all ranks"
+        yield Found("DDP104", function.module, leaves[0].node, message, fix)
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Where a value is set on some ranks: a variable, an attribute, or what a function returns."""
+
+    function: Function
+    name: str
+    node: ast.stmt
+    guard: Guard
+    who: Who
+
+
+def _set_on_some(
+    context: Context, function: Function, node: ast.expr, order: int | None, depth: int = 0
+) -> _Set | None:
+    """Return what a condition has in it that is set on some ranks only, by a function or an attribute as well."""
+    if depth > 4:
+        return None
+    if isinstance(node, ast.UnaryOp):
+        return _set_on_some(context, function, node.operand, order, depth + 1)
+    if isinstance(node, (ast.Compare, ast.BoolOp, ast.BinOp)):
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        found = (_set_on_some(context, function, part, order, depth + 1) for part in parts)
+        return next((one for one in found if one is not None), None)
+    if isinstance(node, ast.Call):
+        call = next((c for c in function.calls if c.node is node), None)
+        target = context.program.called(call) if call is not None else None
+        return _returned_on_some(context, target, depth) if target is not None else None
+    return _name_on_some(context, function, dotted(node), order, depth) if dotted(node) else None
+
+
+def _returned_on_some(context: Context, target: Function, depth: int) -> _Set | None:
+    """Return what makes a function's answer one of some ranks, where no collective is called in it."""
+    if any(effect.kind != "forward" for c in target.calls for effect in context.effects.of(c)):
+        return None
+    for leave in target.exits:
+        value = leave.node.value if isinstance(leave.node, ast.Return) else None
+        if value is not None and not context.ranks.partial_place(target, leave.place):
+            found = _set_on_some(context, target, value, leave.order, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _name_on_some(context: Context, function: Function, name: str, order: int | None, depth: int) -> _Set | None:
+    """Return where a variable or an attribute is set on some ranks, if all its other values are constants."""
+    mine = function.assignments.get(name, [])
+    values = [(function, a) for a in mine]
+    if name.startswith("self.") and name.count(".") == 1:
+        owners = context.program.with_bases(function)
+        values = [(m, a) for owner in owners for m in owner.methods.values() for a in m.assignments.get(name, ())]
+        order = None
+        if any(name[5:] in names_in(c.node) for m, _ in values for c in m.calls if _shares(context, c)):
+            return None
+    set_by = [
+        _Set(where, name, a.node, guard, who)
+        for where, a in values
+        for guard in a.place.guards
+        if (who := context.ranks.guard(where, guard)) is not None and (order is None or a.order < order)
+    ]
+    free = [a for _, a in values if all(a.node is not one.node for one in set_by)]
+    if not set_by and len(mine) == 1 and mine[0].value is not None and isinstance(mine[0].value, ast.Call):
+        shared = any(name in names_in(c.node) for c in function.calls if _shares(context, c))
+        return None if shared else _set_on_some(context, function, mine[0].value, order, depth + 1)
+    constant = all(isinstance(a.value, ast.Constant) for a in free)
+    return set_by[0] if set_by and free and constant and len({one.who for one in set_by}) == 1 else None
+
+
+def _shares(context: Context, call: Call) -> bool:
+    return any(effect.kind != "forward" for effect in context.effects.of(call))
 
 
 def decisions(context: Context, function: Function) -> Iterator[Found]:
@@ -110,7 +175,7 @@ def decisions(context: Context, function: Function) -> Iterator[Found]:
         return
     for test, place, order in function.tests:
         leaves = _leaves_of(function, test)
-        if leaves is None or not place.loops or context.ranks.alone(function, place.guards):
+        if leaves is None or not place.loops or context.ranks.alone(function, place.guards) or _is_joined(place):
             continue
         if any(context.ranks.guard(function, guard) or _asks_for_key(guard.test) for guard in place.guards):
             continue
@@ -139,6 +204,8 @@ def skipped_backward(context: Context, function: Function) -> Iterator[Found]:
         finite = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last_of(n) in FINITE]
         if not finite or not place.loops or context.agreed(function, names_in(test.test), (place, order)):
             continue
+        if _is_joined(place):
+            continue
         if any("grad" in name or "norm" in name for name in names_in(test.test)):
             continue
         backward = [c for c in function.calls if goes_back(context, c) and c.place.loops[-1:] == place.loops[-1:]]
@@ -166,9 +233,13 @@ def missing_loss(context: Context, function: Function) -> Iterator[Found]:
         loss = before[-1] if before else None
         call = next((c for c in function.calls if c.node is loss), None) if name else None
         target = context.program.called(call) if call is not None else None
-        if target is None or not any(
-            name in names_in(c.node) and goes_back(context, c) and any(g.test is test.test for g in c.place.guards)
-            for c in function.calls
+        if (
+            target is None
+            or _is_joined(place)
+            or not any(
+                name in names_in(c.node) and goes_back(context, c) and any(g.test is test.test for g in c.place.guards)
+                for c in function.calls
+            )
         ):
             continue
         line = _none_for_some(context, target)
@@ -180,6 +251,11 @@ def missing_loss(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = f"agree on it over all ranks (`all_reduce` with MAX) before the `if`, or go backward from `0 * {name}`"
         yield Found("DDP105", function.module, test, message, fix)
+
+
+def _is_joined(place: Place) -> bool:
+    """Tell whether ranks may make unequal numbers of steps: `with model.join():` lets the others go on without one."""
+    return any(isinstance(one, ast.Call) and last_of(one) in ("join", "Join") for one in place.withs)
 
 
 def _not_none(test: ast.expr) -> str:

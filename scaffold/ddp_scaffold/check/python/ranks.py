@@ -226,6 +226,8 @@ class Ranks:
                 ast.Gt: "others",
             }
             return found.get(type(op))
+        if number == 1 and isinstance(op, (ast.Lt, ast.GtE)):  # `self.rank < 1`: also without ranks, where it is -1
+            return "first" if isinstance(op, ast.Lt) else "others"
         if isinstance(right, ast.Constant) and type(number) is int and number > 0:
             return "some"
         return "some" if isinstance(op, ast.Eq) and dotted(right).rpartition(".")[2] in ("src", "dst", "root") else None

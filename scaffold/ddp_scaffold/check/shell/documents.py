@@ -14,7 +14,7 @@ from ..findings import Finding
 from ..variables import Project, Setting, judge
 from .launch import read_job
 from .reader import read_script
-from .starts import as_typed
+from .starts import as_said, as_typed
 
 FENCE = re.compile(r"[ \t>]*(?:[-*+]|\d+[.)])?[ \t]*(`{3,}|~{3,})[ \t]*([^`\n]*)$")
 BEFORE = r"(?:[ \t>]|[-*+][ \t]|\d+[.)][ \t])*"
@@ -37,6 +37,12 @@ SUBJECT = re.compile(
 OF_A_SITE = re.compile(r"(?:^|/)(?:mkdocs\.ya?ml|docusaurus\.config\.\w+|docs?/(?:\w+/)?conf\.py|_toctree\.yml)$")
 SITE = re.compile(r"(?:^|/)(?:docs?|documentation|website|site)/", re.IGNORECASE)
 HISTORY = re.compile(r"(?:change|contribut|history|release|news|code_of|security|license)\w*\.md$", re.IGNORECASE)
+# What a text says of the command below it: `# on 4 nodes`, `with 32 GPUs (4 nodes)`, and not `a single node`.
+ON_NODES = re.compile(r"\b(\d{1,3}|two|three|four|eight|sixteen)[ -](?:\w+[ -])?(?:nodes|machines|hosts|servers)\b")
+WORDS = {"two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
+ANOTHER_WAY = re.compile(
+    r"single|one (?:node|machine)|\b1[ -](?:node|machine)|slurm|sbatch|srun|mpi|per node|if you|each node|every node"
+)
 ENDS_OF_PLACE = re.compile(r"(?:\.\./|\./)*")
 SURE = ("DDP150", "DDP164", "DDP165", "DDP553", "DDP554", "DDP557")  # what a variable costs is told for scripts
 
@@ -57,12 +63,31 @@ def in_document(file: SourceFile, project: Project) -> Iterator[Finding]:
         if not own:
             continue
         reach = [one for one in script.assignments if one.scope != "shell"]
+        told = as_said(job, [(launch, said_nodes(file.text, launch.command.line)) for launch in own])
         settings = [Setting(one.name, one.literal, file.path, one.line, one.column) for one in reach]
         variables = (one for one in judge(settings, project) if one.rule in SURE)
-        for one in sorted((*as_typed(job, own), *variables)):
+        for one in sorted((*as_typed(job, own), *told, *variables)):
             if one.rule not in said:
                 said.add(one.rule)
                 yield one
+
+
+def said_nodes(text: str, line: int) -> int:
+    """Return on how many nodes a command is meant to run: what the heading, sentence or comment above it says."""
+    lines = text.split("\n")[: line - 1]
+    seen = 0
+    while lines and seen < 3:
+        above = lines.pop().strip().lower()
+        if not above or above.startswith(("```", "~~~")):
+            continue
+        seen += 1
+        if "python" in above or "torchrun" in above or above.endswith("\\") or ANOTHER_WAY.search(above):
+            return 0
+        if match := ON_NODES.search(above):
+            return WORDS.get(match[1]) or int(match[1])
+        if above.startswith("#"):
+            return 0  # a heading or a comment that says something else
+    return 0
 
 
 def commands_of(text: str) -> Iterator[tuple[int, str]]:

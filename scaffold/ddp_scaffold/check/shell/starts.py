@@ -64,6 +64,24 @@ def as_typed(job: Job, launches: Sequence[Launch]) -> list[Finding]:
     return [*(one for one in found if one.rule != "DDP459"), *_typed_address(job, launches), *_ports(job)]
 
 
+def as_said(job: Job, launches: Sequence[tuple[Launch, int]]) -> Iterator[Finding]:
+    """Yield commands that a document means for several nodes, and that start ranks of one: each node trains alone."""
+    for launch, nodes in launches:
+        given = [name for name in launch.options if name.startswith(("--nnode", "--rdzv"))]  # argparse takes beginnings
+        if not launch.by_torchrun or launch.unsure or nodes < 2 or [name for name in given if name != "--nnodes"]:
+            continue
+        processes = _processes(job, launch)
+        if launch.options.get("--nnodes", "1") != "1" or not processes or processes < 2 or launch.starter:
+            continue
+        how = "--standalone" if "--standalone" in launch.options else "without --nnodes"
+        message = (
+            f"The text means this for {nodes} nodes, and on each of them it starts a run of its own ({how}): {nodes}"
+            f" runs with the same ranks 0 to {processes - 1}, and no gradient crosses a node."
+        )
+        fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
+        yield finding("DDP251", _where(job, launch), message, fix)
+
+
 def _where(job: Job, launch: Launch) -> tuple[str, int, int]:
     return job.script.path, launch.command.line, launch.command.column
 

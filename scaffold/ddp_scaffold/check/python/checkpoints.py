@@ -11,6 +11,7 @@ from itertools import product
 from .context import Context
 from .effects import walk_body
 from .module import Assignment, Call, Function, Place, argument, default_of, dotted, keyword, names_in
+from .origins import values_of
 
 UNKNOWN = "?"  # stands in a path for what is not known, not even whether it stays
 FIXED = "*"  # begins the name of a setting, which stays for the run: `*save_path`
@@ -350,35 +351,6 @@ def _filled(patterns: Sequence[Path], values: Sequence[Sequence[Path]]) -> list[
             found.append(replace(one, text=text))
             if len(found) >= MANY:
                 return found
-    return found
-
-
-def values_of(context: Context, function: Function, node: ast.expr, depth: int = 0) -> list[tuple[Function, ast.expr]]:
-    """Return the expressions that a value may be, over variables, callers and functions that return it.
-
-    Each comes with the function that it stands in.
-    """
-    found: list[tuple[Function, ast.expr]] = [(function, node)]
-    if depth > 3:
-        return found
-    name = dotted(node)
-    if name:
-        assigned = [a.value for a in context.program.assigned(function, name) if a.value is not None]
-        for value in assigned:
-            if dotted(value) != name:
-                found += values_of(context, function, value, depth + 1)
-        if name in function.parameters and not assigned:
-            for site in context.program.sites.get(id(function), ()):
-                given = argument(site, function, name) if site.function is not function else None
-                if given is not None:
-                    found += values_of(context, site.function, given, depth + 1)
-    elif isinstance(node, ast.Call):
-        call = next((c for c in function.calls if c.node is node), None)
-        target = context.program.called(call) if call is not None else None
-        if target is not None and target.name != "__init__":
-            for one in target.exits:
-                if isinstance(one.node, ast.Return) and one.node.value is not None:
-                    found += values_of(context, target, one.node.value, depth + 1)
     return found
 
 

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Function, Module, argument, default_of, dotted, is_constant, keyword
+from .module import Function, Module, dotted, is_constant, keyword
+from .origins import sources
 
 INIT = "torch.distributed.init_process_group"
 EPHEMERAL = range(32768, 61000)  # net.ipv4.ip_local_port_range of Linux, unless somebody changed it
@@ -119,12 +120,9 @@ def _origins(context: Context, function: Function, node: ast.expr, address: bool
         yield from _of_constant(module, node, address)
     elif isinstance(node, (ast.JoinedStr, ast.BinOp)):
         yield from _of_text(context, function, node, depth)
-    elif isinstance(node, ast.IfExp):
-        for part in (node.body, node.orelse):
-            yield from _origins(context, function, part, address, depth + 1)
-    elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-        for part in node.values:
-            yield from _origins(context, function, part, address, depth + 1)
+    elif isinstance(node, (ast.IfExp, ast.BoolOp)):
+        for where, part in sources(context, function, node):
+            yield from _origins(context, where, part, address, depth + 1)
     elif isinstance(node, ast.Call):
         yield from _of_call(context, function, node, address, depth)
     elif dotted(node) or isinstance(node, ast.Subscript):
@@ -198,49 +196,28 @@ def _of_call(context: Context, function: Function, node: ast.Call, address: bool
     elif _is_drawn(function, node):
         yield Origin(function.module, node, None)
     else:
-        call = next((c for c in function.calls if c.node is node), None)
-        target = context.program.called(call) if call is not None else None
-        for leaves in target.exits if target is not None else ():
-            if target is not None and isinstance(leaves.node, ast.Return) and leaves.node.value is not None:
-                yield from _origins(context, target, leaves.node.value, address, depth + 1)
+        for where, value in sources(context, function, node):
+            yield from _origins(context, where, value, address, depth + 1)
 
 
 def _of_name(context: Context, function: Function, node: ast.expr, address: bool, depth: int) -> Iterator[Origin]:
     """Yield the port of a variable, a parameter and what callers give for it, an option, or a setting."""
-    name = dotted(node)
-    values = [a.value for a in context.program.assigned(function, name) if a.value is not None] if name else []
-    for value in values:
-        if dotted(value) != name:
-            yield from _origins(context, function, value, address, depth + 1)
-    if name in function.parameters:
-        yield from _of_parameter(context, function, name, address, depth)
-    elif name and "." not in name and not values:
-        constant = context.program.constant(function.module, name)
-        if constant is not None:
-            yield from _origins(context, constant[0].body, constant[1], address, depth + 1)
-    elif not values or all(is_constant(value, None) for value in values):
-        option = context.default_of(function.module, node)
-        if option is not node:
-            owner = next(
-                c.function.module
-                for c in context.calls_in_component(function.module, "add_argument")
-                if keyword(c.node, "default") is option
-            )
-            yield from _origins(context, owner.body, option, address, depth + 1)
-        else:
-            yield from _of_setting(context, function, node, address)
-
-
-def _of_parameter(context: Context, function: Function, name: str, address: bool, depth: int) -> Iterator[Origin]:
-    """Yield the port of what is given for a parameter, and of its default where a caller gives nothing, or none is."""
-    sites = context.program.sites.get(id(function), ())
-    given = [(site, argument(site, function, name)) for site in sites]
-    for site, value in given:
-        if value is not None:
-            yield from _origins(context, site.function, value, address, depth + 1)
-    default = default_of(function, name)
-    if default is not None and (not given or any(value is None or value is default for _, value in given)):
-        yield from _origins(context, function, default, address, depth + 1)
+    before = sources(context, function, node)
+    for where, value in before:
+        yield from _origins(context, where, value, address, depth + 1)
+    unknown = isinstance(node, ast.Name) and not before
+    if unknown or dotted(node) in function.parameters or not all(is_constant(value, None) for _, value in before):
+        return
+    option = context.default_of(function.module, node)
+    if option is not node:
+        owner = next(
+            c.function.module
+            for c in context.calls_in_component(function.module, "add_argument")
+            if keyword(c.node, "default") is option
+        )
+        yield from _origins(context, owner.body, option, address, depth + 1)
+    else:
+        yield from _of_setting(context, function, node, address)
 
 
 def _of_setting(context: Context, function: Function, node: ast.expr, address: bool) -> Iterator[Origin]:

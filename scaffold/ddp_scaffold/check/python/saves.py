@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats, repeats_path, saved, values_of
+from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats, repeats_path, saved
 from .context import Context, Found
 from .effects import walk_body
 from .module import (
@@ -23,6 +23,7 @@ from .module import (
     names_in,
     shown,
 )
+from .origins import values_of
 
 REMOVES = {"os.remove", "os.unlink", "shutil.rmtree"}
 COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}

@@ -11,7 +11,6 @@ from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats, r
 from .context import Context, Found
 from .effects import walk_body
 from .module import (
-    Assignment,
     Call,
     Function,
     Guard,
@@ -34,24 +33,9 @@ OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\
 OPTIMIZER_LOADED = re.compile(
     r"opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
 )
-DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 RESULTS = re.compile(r"(?:^|/)(?:eval|results?|pred)", re.IGNORECASE)  # a folder of what was measured
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
-ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
-NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "round"}
-# What makes an object that torch.load refuses: what that is, and what to save instead.
-OBJECTS = {
-    "numpy.random.get_state": ("the state of numpy's generator, a tuple with an array,", "list({0}[1])"),
-    "datetime.datetime.now": ("a datetime", "{0}.isoformat()"),
-    "datetime.timedelta": ("a timedelta", "{0}.total_seconds()"),
-    "collections.defaultdict": ("a defaultdict", "dict({0})"),
-    "pathlib.Path": ("a Path", "str({0})"),
-    "collections.deque": ("a deque", "list({0})"),
-}
-HYDRA = re.compile(r"^\s*(?:import|from) (?:hydra|omegaconf)", re.MULTILINE)
-ALLOWED = re.compile(r"safe_globals")
-CONTAINER = re.compile(r"to_container|to_object")
 LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
 NODES = re.compile(
@@ -448,173 +432,6 @@ def is_newest(node: ast.Call) -> bool:
     return newest and bool(re.search(r"ckpt|checkpoint|\.pth|\.pt\b|resume|model", text))
 
 
-def not_loadable(context: Context, function: Function) -> Iterator[Found]:
-    """Yield what torch.load refuses since PyTorch 2.6 (weights_only=True): a Namespace, a number of numpy."""
-    kept = [one for call in function.calls if (one := saved(context, call)) is not None]
-    if not kept or not context.plain(function.module):
-        return
-    component = context.calls_in_component(function.module, "load")
-    strict = [c for c in component if c.name == "torch.load" and keyword(c.node, "weights_only") is None]
-    strict = [c for c in strict if not any(DATA.search(name) for a in c.node.args[:1] for name in names_in(a))]
-    if not strict or context.says(function.module, ALLOWED):
-        return
-    strict.sort(key=lambda c: (c.function.module is not function.module, not _loads_checkpoint(c.function, c)))
-    for one in kept:
-        node = one.state
-        if isinstance(node, ast.Attribute) and node.attr == "module":
-            yield _whole(function, node, strict[0])
-            continue
-        yield from _refused(context, list(parts_of(context, function, node)), strict[0])
-
-
-def _whole(function: Function, node: ast.expr, load: Call) -> Found:
-    """Return the finding of a module that is saved itself, and not its state."""
-    where = f"{load.function.module.file.path} line {load.function.module.position(load.node.lineno)[1]}"
-    message = (
-        f"`{shown(node, 30)}` is the module itself and not its state, which torch.load refuses since PyTorch 2.6"
-        f" (weights_only is True): this file cannot be loaded ({where})"
-    )
-    fix = f"save `{shown(node, 30)}.state_dict()`, and load it into a model that the code makes"
-    return Found("DDP305", function.module, node, message, fix)
-
-
-def _refused(
-    context: Context, held_in: list[tuple[Function, ast.expr | None, ast.expr]], load: Call
-) -> Iterator[Found]:
-    _, line = load.function.module.position(load.node.lineno)
-    where = f"{load.function.module.file.path} line {line}"
-    for function, key, held in held_in:
-        named = isinstance(held, ast.Name) and held.id in ("args", "opt", "opts")
-        if _is_settings(context, function, held):
-            what, instead = "an object of settings", f"dict({shown(held, 30)})"
-        elif isinstance(held, ast.Name) and (
-            (named and _parsed(context, function, held.id)) or _made_as_namespace(context, function, held.id)
-        ):
-            what, instead = "an argparse.Namespace", f"vars({held.id})"
-        elif (other := _other_object(context, function, held)) is not None:
-            what, instead = other
-        elif _is_array(context, function, held):
-            what, instead = "an array of numpy", f"torch.from_numpy({shown(held, 30)})"
-        elif _is_of_numpy(context, function, held):
-            what, instead = "a number of numpy", f"float({shown(held, 30)})"
-        else:
-            continue
-        message = (
-            f"`{shown(held, 30)}` is {what}, which torch.load refuses since PyTorch 2.6"
-            f" (weights_only is True): this checkpoint cannot be loaded ({where})"
-        )
-        fix = f"save `{instead}` under {shown(key) if key else 'its key'}"
-        yield Found("DDP305", function.module, held, message, fix)
-
-
-def _other_object(context: Context, function: Function, node: ast.expr) -> tuple[str, str] | None:
-    """Return what an object is that torch.load refuses, by the call that makes it, and what to save instead."""
-    values = [a.value for a in context.program.assigned(function, dotted(node)) if dotted(node)] or [node]
-    made = {function.module.full_name(v.func) if isinstance(v, ast.Call) else "" for v in values}
-    if len(made) != 1:
-        return None
-    what, instead = OBJECTS.get(made.pop(), ("", ""))
-    return (what, instead.format(shown(node, 30))) if what else None
-
-
-def _is_array(context: Context, function: Function, node: ast.expr) -> bool:
-    """Tell whether a variable is only ever made as an array of numpy."""
-    if isinstance(node, ast.Call) and function.module.full_name(node.func) == "numpy.random.get_state":
-        return True
-    values = [a.value for a in context.program.assigned(function, dotted(node)) if a.value is not None]
-    made = [v for v in values if isinstance(v, ast.Call) and function.module.full_name(v.func) in ARRAYS]
-    return bool(made) and all(v in made or _is_item(v) for v in values)
-
-
-def _is_item(node: ast.expr) -> bool:
-    """Tell whether a value is read from a checkpoint, `state["best"]`."""
-    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-
-
-def _is_of_numpy(context: Context, function: Function, node: ast.expr | None, depth: int = 0) -> bool:
-    """Tell whether an expression surely is a number of numpy in some turn of a loop, as `np.mean(...)` is."""
-    if node is None or depth > 6:
-        return False
-    if isinstance(node, ast.BinOp):
-        return any(_is_of_numpy(context, function, side, depth + 1) for side in (node.left, node.right))
-    if isinstance(node, ast.Call):
-        name = function.module.full_name(node.func)
-        if name.startswith("numpy.") and name.rpartition(".")[2] in NUMPY and name.count(".") == 1:
-            return not any(word.arg in ("axis", "keepdims") for word in node.keywords) and len(node.args) == 1
-        if _of_array(context, function, node):
-            return True
-        if name in ("max", "min"):
-            return any(_is_of_numpy(context, function, arg, depth + 1) for arg in node.args)
-        return _returns_numpy(context, function, node, None, depth)
-    if isinstance(node, ast.Name) and node.id not in function.parameters:
-        found = function.assignments.get(node.id, ())
-        return any(_assigns_numpy(context, function, one, node.id, depth) for one in found)
-    if isinstance(node, ast.Attribute) and dotted(node).startswith("self.") and function.of_class is not None:
-        kept = [(m, one) for m in function.of_class.methods.values() for one in m.assignments.get(dotted(node), ())]
-        return any(_assigns_numpy(context, method, one, dotted(node), depth) for method, one in kept)
-    return False
-
-
-def _of_array(context: Context, function: Function, node: ast.Call) -> bool:
-    """Tell whether a call is the mean, the maximum or the like of an array of numpy, over all of it."""
-    if not isinstance(node.func, ast.Attribute) or node.args or node.keywords:
-        return False
-    return node.func.attr in NUMPY - {"float64", "float32"} and _is_array(context, function, node.func.value)
-
-
-def _assigns_numpy(context: Context, function: Function, assignment: Assignment, name: str, depth: int) -> bool:
-    if assignment.value is not None:
-        return _is_of_numpy(context, function, assignment.value, depth + 1)
-    statement = assignment.node
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-        return False
-    for target in statement.targets:
-        names = [dotted(one) for one in target.elts] if isinstance(target, ast.Tuple) else []
-        if name in names:
-            return _returns_numpy(context, function, statement.value, names.index(name), depth)
-    return False
-
-
-def _returns_numpy(context: Context, function: Function, node: ast.Call, part: int | None, depth: int) -> bool:
-    """Tell whether a function of these files returns a number of numpy, by itself or as a part of a tuple."""
-    call = next((c for c in function.calls if c.node is node), None)
-    target = context.program.called(call) if call is not None else None
-    if target is None:
-        return False
-    values = [e.node.value for e in target.exits if isinstance(e.node, ast.Return) and e.node.value is not None]
-    if part is not None:
-        tuples = [value for value in values if isinstance(value, ast.Tuple) and part < len(value.elts)]
-        values = [value.elts[part] for value in tuples] if len(tuples) == len(values) else []
-    return bool(values) and all(_is_of_numpy(context, target, value, depth + 1) for value in values)
-
-
-def _is_settings(context: Context, function: Function, node: ast.expr) -> bool:
-    """Tell whether a value is `self.args` of argparse, or a configuration of Hydra."""
-    if not dotted(node) or dotted(node).rpartition(".")[2] not in ("args", "opt", "opts", "cfg", "config"):
-        return False
-    if context.says(function.module, HYDRA):
-        return not context.says(function.module, CONTAINER)
-    parsed = bool(context.calls_in_component(function.module, "parse_args"))
-    return isinstance(node, ast.Attribute) and node.attr in ("args", "opt", "opts") and parsed
-
-
-def _made_as_namespace(context: Context, function: Function, name: str) -> bool:
-    return any(
-        isinstance(a.value, ast.Call) and function.module.full_name(a.value.func) == "argparse.Namespace"
-        for a in context.program.assigned(function, name)
-    )
-
-
-def _parsed(context: Context, function: Function, name: str) -> bool:
-    """Tell whether a variable is a Namespace: parsed here, or given by callers that have parsed it."""
-    if name in function.parameters:
-        return bool(context.calls_in_component(function.module, "parse_args"))
-    return any(
-        isinstance(a.value, ast.Call) and ast.unparse(a.value.func).endswith("parse_args")
-        for a in context.program.assigned(function, name)
-    )
-
-
 def without_optimizer(context: Context, function: Function) -> Iterator[Found]:
     """Yield checkpoints from which training goes on, in a program that never saves the optimizer's state."""
     if not context.plain(function.module):
@@ -721,7 +538,6 @@ OF_RANKS = (
     each_node,
     removed_first,
     guesses,
-    not_loadable,
     without_optimizer,
     not_loaded,
 )  # only where several ranks run the file

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from .checkpoints import parts_of, saved
 from .context import Context, Found
+from .effects import walk_body
 from .module import Call, Class, Function, Module, dotted, is_constant, keyword, names_in, shown
-from .origins import Value, call_of, values_of
+from .origins import Value, call_of, sources, values_of
 
 DATA = re.compile(r"result|data|feat|cache|label|vocab|embed|index", re.IGNORECASE)  # a file that is no checkpoint
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # a name of a checkpoint's path
@@ -43,6 +44,7 @@ OBJECTS = {
     "omegaconf.OmegaConf.from_cli": ("a configuration of OmegaConf", "OmegaConf.to_container({0})"),
     "sentencepiece.SentencePieceProcessor": ("a tokenizer of sentencepiece", "{0}.serialized_model_proto()"),
 }
+OPTIMIZERS = re.compile(r"opt|solver", re.IGNORECASE)
 WHOLE = ("torch.optim.", "torch.nn.", "torch.cuda.amp.", "torch.amp.", "transformers.")
 CONVERTS = re.compile(r"^(?:vars|dict|str|list|asdict|copy|deepcopy)$|\.(?:asdict|to_container|to_dict|copy|deepcopy)$")
 TOKENIZER = re.compile(r"okenizer\w*\.from_pretrained$")
@@ -77,6 +79,53 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
                 yield _told(where, key, held, refused, load)
 
 
+def optimizer_not_loadable(context: Context, function: Function) -> Iterator[Found]:
+    """Yield what makes an optimizer's state one that torch.load refuses: a number of numpy, or a list of OmegaConf."""
+    told = next(_in_groups(context, function), None) or next(_in_optimizer(context, function), None)
+    if told is None or not context.plain(function.module) or not context.run_by_ranks(function):
+        return
+    states = [
+        c for c in context.calls_in_component(function.module, "state_dict") if OPTIMIZERS.search(dotted(c.node.func))
+    ]
+    load = _strict_load(context, function.module) if states else None
+    if load is not None and any("save" in c.last for s in states for c in s.function.calls):
+        node, refused = told
+        module = load.function.module
+        message = (
+            f"`{shown(node, 40)}` is {refused.what}, and gets into the optimizer's state, which torch.load refuses"
+            f" since PyTorch 2.6 (weights_only is True): its checkpoint cannot be loaded ({module.file.path} line"
+            f" {module.position(load.node.lineno)[1]})"
+        )
+        yield Found("DDP305", function.module, node, message, f"write `{refused.instead.format(shown(node, 40))}`")
+
+
+def _in_groups(context: Context, function: Function) -> Iterator[tuple[ast.expr, Refused]]:
+    """Yield a number of numpy that is set as `group["lr"]`."""
+    if "param_group" not in function.module.file.text or isinstance(function.node, ast.Module):
+        return
+    for statement in function.node.body:
+        for part in walk_body(statement):
+            target = part.targets[0] if isinstance(part, ast.Assign) else None
+            if (
+                isinstance(part, ast.Assign)
+                and isinstance(target, ast.Subscript)
+                and "group" in ast.unparse(target.value)
+                and is_of_numpy(context, function, part.value)
+            ):
+                yield part.value, Refused("a number of numpy", "float({0})")
+
+
+def _in_optimizer(context: Context, function: Function) -> Iterator[tuple[ast.expr, Refused]]:
+    """Yield betas that an optimizer is given as OmegaConf has them."""
+    for call in function.calls:
+        given = keyword(call.node, "betas") if call.name.startswith("torch.optim.") else None
+        parts = dotted(given).split(".") if given is not None else []
+        if len(parts) < 2 or given is None or not any(part in SETTINGS for part in parts[:2]):
+            continue
+        if context.says(function.module, HYDRA) and not context.says(function.module, CONTAINER):
+            yield given, Refused("a ListConfig of OmegaConf", "tuple({0})")
+
+
 def _strict_load(context: Context, module: Module) -> Call | None:
     """Return a torch.load of these files that takes weights only, of a checkpoint if there is one; the nearest."""
     component = context.calls_in_component(module, "load")
@@ -103,7 +152,7 @@ def _told(function: Function, key: ast.expr | None, held: ast.expr, refused: Ref
     where = f"{load.function.module.file.path} line {line}"
     message = (
         f"`{shown(held, 30)}` is {refused.what}, which torch.load refuses since PyTorch 2.6"
-        f" (weights_only is True): this checkpoint cannot be loaded ({where})"
+        f" (weights_only is True): this file cannot be loaded ({where})"
     )
     fix = f"save `{refused.instead.format(shown(held, 30))}`" + (f" under {shown(key)}" if key else " itself")
     return Found("DDP305", function.module, held, message, fix)
@@ -186,9 +235,9 @@ def _annotated(context: Context, function: Function, name: str) -> Class | None:
 
 def _has_arrays(context: Context, function: Function, node: ast.expr) -> bool:
     """Tell whether a value is only ever made as an array of numpy."""
-    values = [v for v in values_of(context, function, node) if not dotted(v.node)]
-    made = [v for v in values if isinstance(v.node, ast.Call) and v.function.module.full_name(v.node.func) in ARRAYS]
-    return bool(made) and all(v in made or _is_item(v.node) for v in values)
+    ends = [v for v in values_of(context, function, node) if not sources(context, *v) and not is_constant(v.node, None)]
+    made = [v for v in ends if isinstance(v.node, ast.Call) and v.function.module.full_name(v.node.func) in ARRAYS]
+    return bool(made) and all(v in made or _is_item(v.node) for v in ends)
 
 
 def _is_item(node: ast.expr) -> bool:
@@ -269,4 +318,4 @@ def _parsed(context: Context, function: Function, name: str) -> bool:
 
 
 RULES = ()
-OF_RANKS = (not_loadable,)
+OF_RANKS = (not_loadable, optimizer_not_loadable)

@@ -69,12 +69,13 @@ def of_name(context: Context, function: Function, name: str) -> Iterator[Value]:
 def assignments_of(context: Context, function: Function, name: str) -> list[tuple[Function, Assignment]]:
     """Return where a name is set, each with the function in which that is done; `x.y` by the classes of x, if known."""
     owner, _, last = name.rpartition(".")
-    if not owner or (owner == "self" and function.of_class is None and function.owner is None):
-        return [(_scope_of(function, one, name), one) for one in context.program.assigned(function, name)]
-    found = [(function, one) for one in function.assignments.get(name, ())] if owner != "self" else []
-    classes = (
-        context.program.with_bases(function) if owner == "self" else context.program.objects.of_name(function, owner)
-    )
+    found: list[tuple[Function, Assignment]] = []
+    if owner != "self" or not context.program.with_bases(function):
+        found = [(_scope_of(function, one, name), one) for one in context.program.assigned(function, name)]
+    if not owner:
+        return found
+    own = owner == "self"
+    classes = context.program.with_bases(function) if own else context.program.objects.of_name(function, owner)
     for made in classes or ():
         found += [(m, one) for m in made.methods.values() for one in m.assignments.get(f"self.{last}", ())]
     return found

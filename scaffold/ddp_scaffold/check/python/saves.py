@@ -17,6 +17,7 @@ from .module import (
     Module,
     arguments_of,
     dotted,
+    dotted_names,
     keyword,
     last_of,
     names_in,
@@ -46,6 +47,7 @@ OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
 ELSEWHERE = re.compile(
     r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
 )
+EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e|sample|data|token|vocab|embed|pretrain", re.I)
 ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNORECASE)
 COUNTER = re.compile(r"(?:start|resume|init|begin|last|current)_?(?:epoch|step|iter\w*)")
 BY_LAUNCHER = re.compile(r"init_method\s*=\s*[\"']env://")
@@ -353,7 +355,9 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]
-            ends = any(isinstance(n, (ast.Raise, ast.Return, ast.Continue)) for n in nodes)
+            ends = any(isinstance(n, (ast.Raise, ast.Continue)) for n in nodes) or (
+                any(isinstance(n, ast.Return) for n in nodes) and not _trains_all_the_same(context, function)
+            )
             again = any(isinstance(n, ast.Call) and last_of(n) in ("load", load.last, *LOADS) for n in nodes)
             optimizer = load.last == "load_state_dict" and re.search(r"optim|sched", dotted(load.node.func).lower())
             broad = {"Exception", "BaseException", "RuntimeError", *(("ValueError", "KeyError") if optimizer else ())}
@@ -375,6 +379,56 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         message = "the newest file may be the one whose writing was cut off, and ranks on other nodes may see another"
         fix = "take the newest checkpoint that is complete, chosen on rank 0 and broadcast to all ranks"
         yield Found("DDP304", function.module, newer, message, fix)
+
+
+def _trains_all_the_same(context: Context, function: Function, depth: int = 0) -> bool:
+    """Tell whether a program trains after a helper that loads has returned, whatever that has returned."""
+    sites = context.program.sites.get(id(function), ())
+    if depth > 2 or EVALUATES.search(function.name) or not sites:
+        return False
+    return any(
+        not site.place.loops
+        and site.function is not function
+        and not _ends_on(site)
+        and (
+            any(c.order > site.order and context.goes_backward(c) for c in site.function.calls)
+            or (not _tested(site) and _trains_all_the_same(context, site.function, depth + 1))
+        )
+        for site in sites
+    )
+
+
+def _ends_on(site: Call) -> bool:
+    """Tell whether the result of a call is tested, and ends the program: by a raise, an exit, an assert."""
+    names = _results(site)
+    for test, _, order in site.function.tests:
+        if order >= site.order and (names & dotted_names(test.test) or _holds(test.test, site)):
+            parts = [part for one in (*test.body, *test.orelse) for part in walk_body(one)]
+            if any(
+                isinstance(part, ast.Raise) or (isinstance(part, ast.Call) and "exit" in dotted(part.func))
+                for part in parts
+            ):
+                return True
+    return any(isinstance(p, ast.Assert) and names & dotted_names(p.test) for p in ast.walk(site.function.node))
+
+
+def _tested(site: Call) -> bool:
+    names = _results(site)
+    return any(names & dotted_names(test.test) or _holds(test.test, site) for test, _, _ in site.function.tests)
+
+
+def _holds(node: ast.expr, site: Call) -> bool:
+    return any(part is site.node for part in ast.walk(node))
+
+
+def _results(site: Call) -> set[str]:
+    """Return the names that get what a call returns, or a part of it."""
+    return {
+        name
+        for name, found in site.function.assignments.items()
+        for one in found
+        if one.value is site.node or getattr(one.node, "value", None) is site.node
+    }
 
 
 def _loads_within(context: Context, call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""Rules for the GPU of each rank: one for all, one that is set too late, checkpoints that are loaded onto it."""
+"""Rules for the GPU of each rank: one for all, one that is set too late."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from .program import PROCESS_NUMBER
 
 # A barrier guesses a GPU from the rank, and a group has no device before its first collective: neither takes GPU 0.
 WITHOUT_TENSORS = {"barrier", "monitored_barrier", "new_group", "new_subgroups"}
-# What only a checkpoint has from which training goes on, and how its path is called.
-PROGRESS = re.compile(r"optim|epoch|step|iter|sched|scaler|best", re.IGNORECASE)
 SEVERAL = re.compile(
     r"dist|ddp|world_size|local_rank|multi|n(?:um)?_?gpus|parallel", re.IGNORECASE
 )  # there are several ranks
-RESUMED = re.compile(r"resume|ckpt|checkpoint|snapshot", re.IGNORECASE)
 # One GPU for each rank: not `"0,1"` for all of them, and not a command in a docstring.
 MASKS = re.compile(
     r"^[^#\n]*[\"']CUDA_VISIBLE_DEVICES[\"']\s*(?:\]\s*=(?!=)|,|:)(?!\s*[\"']\d+(?:\s*,\s*\d+)+[\"'])", re.MULTILINE
@@ -30,7 +27,6 @@ PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|se
 INIT = "torch.distributed.init_process_group"
 SET_DEVICE = "torch.cuda.set_device"
 MAX_CALLERS = 4
-EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e")
 LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
 MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
@@ -245,7 +241,7 @@ def _is_bare_loss(call: Call) -> bool:
 
 def _late_elsewhere(context: Context, function: Function, init: Call) -> Iterator[Found]:
     """Yield a group where a function that is called behind it, or a caller, sets the device, or nothing does."""
-    if not context.plain(function.module) or _on_cpu(context, function):
+    if not context.plain(function.module) or on_cpu(context, function):
         return
     setters = _set_behind(context, init, 0)
     if setters:
@@ -395,45 +391,7 @@ def _feeds_ranks(context: Context, function: Function) -> bool:
     return any(context.plain(module) for module in context.in_component(function.module))
 
 
-def loads(context: Context, function: Function) -> Iterator[Found]:
-    """Yield checkpoints that every rank loads onto the GPU from which they were saved."""
-    if not context.plain(function.module) or _on_cpu(context, function) or not _one_gpu_each(context, function):
-        return
-    for call in function.calls:
-        if call.name != "torch.load" or not call.node.args or len(call.node.args) > 1:
-            continue
-        if keyword(call.node, "map_location") is not None or any(k.arg is None for k in call.node.keywords):
-            continue
-        if context.ranks.alone(function, call.place.guards) or not context.run_by_ranks(function):
-            continue
-        if context.ranks.partial(call) is not None or not _is_checkpoint(context, function, call):
-            continue
-        if any(re.search(r"rank|gpu|device", name) for name in names_in(call.node.args[0])):
-            continue  # a file of its own for each
-        if EVALUATES.match(function.name) and not any(c.last == "backward" for c in function.calls):
-            continue  # a program of its own, of one process as a rule
-        if any("download" in c.last or c.last == "load_url" for c in function.calls):
-            continue  # others have saved it, who knows where
-        if any("gpu" in name or "device" in name for guard in call.place.guards for name in names_in(guard.test)):
-            continue  # where the rank has no GPU of its own
-        message = (
-            "tensors that were saved on GPU 0 are loaded by every rank onto GPU 0: it holds one copy for each rank"
-        )
-        fix = f'write `torch.load({shown(call.node.args[0], 40)}, map_location="cpu")`'
-        yield Found("DDP209", function.module, call.node, message, fix)
-
-
-def _one_gpu_each(context: Context, function: Function) -> bool:
-    """Tell whether several ranks share a node: DDP without device_ids was once one process with all GPUs of a node."""
-    if context.calls_in_component(function.module, "set_device"):
-        return True
-    wraps = [
-        c for last in ("DistributedDataParallel", "DDP") for c in context.calls_in_component(function.module, last)
-    ]
-    return not wraps or any(c.node.keywords or len(c.node.args) > 1 for c in wraps)
-
-
-def _on_cpu(context: Context, function: Function) -> bool:
+def on_cpu(context: Context, function: Function) -> bool:
     """Tell whether all groups are of gloo: then nothing was saved on a GPU."""
     made = context.calls_in_component(function.module, "init_process_group")
     return bool(made) and all(is_constant(_backend(call), "gloo") for call in made)
@@ -441,43 +399,6 @@ def _on_cpu(context: Context, function: Function) -> bool:
 
 def _backend(call: Call) -> ast.expr | None:
     return call.node.args[0] if call.node.args else keyword(call.node, "backend")
-
-
-def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
-    """Tell whether a file is a checkpoint of this program: weights of others were saved who knows where."""
-    used = {name for name, found in function.assignments.items() for a in found if a.value is call.node}
-    loads_it = [
-        c
-        for c in function.calls
-        if c.last == "load_state_dict"
-        and (used & names_in(c.node) or any(part is call.node for part in ast.walk(c.node)))
-    ]
-    saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
-    if not loads_it or not saves or any(keyword(c.node, "strict") is not None for c in loads_it):
-        return False
-    if _all_on_cpu(context, function):
-        return False
-    if RESUMED.search(function.name) or RESUMED.search(dotted(call.node.func)):
-        return True
-    keys = {key for node in ast.walk(function.node) if (key := _key_of(node, used))}
-    return RESUMED.search(shown(call.node.args[0])) is not None or any(PROGRESS.search(key) for key in keys)
-
-
-def _all_on_cpu(context: Context, function: Function) -> bool:
-    """Tell whether tensors may be moved to the CPU before they are saved: by this file, or where it saves none."""
-    saves = [c for c in context.calls_in_component(function.module, "save") if c.name == "torch.save"]
-    saves = [c for c in saves if c.function.module is function.module] or saves
-    return any(".cpu()" in ast.unparse(c.function.node) or "to('cpu')" in ast.unparse(c.function.node) for c in saves)
-
-
-def _key_of(node: ast.AST, used: set[str]) -> str:
-    """Return the key in `checkpoint["epoch"]` and `checkpoint.get("epoch")`."""
-    if isinstance(node, ast.Subscript) and dotted(node.value) in used and isinstance(node.slice, ast.Constant):
-        return str(node.slice.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
-        first = node.args[0]
-        return str(first.value) if dotted(node.func.value) in used and isinstance(first, ast.Constant) else ""
-    return ""
 
 
 def on_gpus_by_gloo(context: Context, function: Function) -> Iterator[Found]:
@@ -517,6 +438,5 @@ OF_RANKS = (
     default_gpu,
     global_device,
     local_rank_as_rank,
-    loads,
     on_gpus_by_gloo,
 )  # only where several ranks run the file

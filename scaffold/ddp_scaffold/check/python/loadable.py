@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .checkpoints import parts_of, saved
+from .checkpoints import FIXED, UNKNOWN, Saved, parts_of, paths, saved
 from .context import Context, Found
 from .effects import walk_body
 from .module import Call, Class, Function, Module, dotted, is_constant, keyword, names_in, shown
@@ -70,7 +70,9 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
     for one in kept:
         whole = _whole(context, function, one.state)
         if whole is not None:
-            yield _told(function, None, one.state, whole, load)
+            reads = _load_of(context, one, load)
+            if reads is not None:
+                yield _told(function, None, one.state, whole, reads)
             continue
         for where, key, held in parts_of(context, function, one.state):
             refused = _refused(context, where, held)
@@ -124,6 +126,25 @@ def _in_optimizer(context: Context, function: Function) -> Iterator[tuple[ast.ex
             continue
         if context.says(function.module, HYDRA) and not context.says(function.module, CONTAINER):
             yield given, Refused("a ListConfig of OmegaConf", "tuple({0})")
+
+
+def _load_of(context: Context, one: Saved, load: Call) -> Call | None:
+    """Return a load that may read the file of an object that is saved alone: where its name stands, if it has one."""
+    names = {path.text.rpartition("/")[2] for path in paths(context, one.call, one.path)}
+    if (
+        isinstance(one.state, ast.Attribute)
+        or not names
+        or any(not name or FIXED in name or UNKNOWN in name for name in names)
+    ):
+        return load
+    programs = context.programs_with(one.call.function.module)
+    for other in context.calls_in_component(load.function.module, "load"):
+        near = any(other.function.module is module for part in programs for module in part)
+        if near and other.name == "torch.load" and other.node.args and not _takes_all(other):
+            read = {path.text.rpartition("/")[2] for path in paths(context, other, other.node.args[0])}
+            if names & read:
+                return other
+    return None
 
 
 def _strict_load(context: Context, module: Module) -> Call | None:

@@ -26,6 +26,8 @@ FETCHES = re.compile(
 )
 UNPACKS = re.compile(r"extractall|download_and_extract\w*")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
+FROM_LAUNCHER = re.compile(r"init_process_group\(\s*(?:backend\s*=\s*)?[\"']\w+[\"']\s*(?:,\s*timeout=[^\n]*)?\)")
+LOCAL_RANK = re.compile(r"environ(?:\.get)?[\[(]\s*[\"']LOCAL_RANK")
 
 
 def downloads(context: Context, function: Function) -> Iterator[Found]:
@@ -288,8 +290,7 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
         if len(looks) != 1 or any(context.ranks.guard(function, guard) for guard in place.guards):
             continue
         path = looks[0].args[0] if looks[0].args else getattr(looks[0].func, "value", None)
-        nodes = context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)
-        if path is None or not nodes:
+        if path is None or not _has_nodes(context, function):
             continue
         if _is_option(context, function, path) and not _is_own(context, function, looks[0], path):
             continue
@@ -309,11 +310,22 @@ def resumes(context: Context, function: Function) -> Iterator[Found]:
     yield from _missing_files(context, function)
 
 
+def _has_nodes(context: Context, function: Function) -> bool:
+    """Tell whether a program may run on several nodes: it tells their ranks apart, or a launcher gives it its rank."""
+    if any(context.says_near(function.module, pattern) for pattern in (NODES, BY_LAUNCHER)):
+        return True
+    return any(
+        any(context.says_itself(module, NODES) for module in part)
+        or all(any(context.says_itself(module, pattern) for module in part) for pattern in (FROM_LAUNCHER, LOCAL_RANK))
+        for part in context.programs_with(function.module)
+    )
+
+
 def _remembered(context: Context, function: Function) -> Iterator[Found]:
     """Yield `resuming = os.path.isfile(path)`: what each rank has seen itself decides where it begins."""
     if "resum" not in function.module.file.text:
         return
-    if not (context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)):
+    if not _has_nodes(context, function):
         return
     for statement in getattr(function.node, "body", ()):
         for part in walk_body(statement):
@@ -332,7 +344,7 @@ def _remembered(context: Context, function: Function) -> Iterator[Found]:
 
 def _found_by_helper(context: Context, function: Function) -> Iterator[Found]:
     """Yield a load of what a function has found which looks for the newest checkpoint, if it has found one."""
-    if not (context.says_near(function.module, NODES) or context.says_near(function.module, BY_LAUNCHER)):
+    if not _has_nodes(context, function):
         return
     for test, place, _ in function.tests:
         name = dotted(test.test.left if isinstance(test.test, ast.Compare) else test.test)
@@ -375,7 +387,7 @@ def _missing_files(context: Context, function: Function) -> Iterator[Found]:
         goes_on = any(
             c.last in ("backward", "train", "fit", "train_epoch") for c in function.calls if c.order > load.order
         )
-        if ends or not goes_on or not context.says_near(function.module, NODES):
+        if ends or not goes_on or not _has_nodes(context, function):
             continue
         message = (
             f"a rank that does not find the file of `{shown(load.node.func, 40)}` begins anew, while those that see it"
@@ -442,14 +454,26 @@ def _goes_on(context: Context, function: Function, test: ast.If) -> bool:
     """Tell whether a counter of epochs or steps gets its value in a branch of a test, or in a function called there."""
     body = {id(part) for statement in (*test.body, *test.orelse) for part in ast.walk(statement)}
     called = [context.program.called(c) for c in function.calls if id(c.node) in body and PATH.search(c.last)]
-    return any(
-        PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
-        for name, assigned in function.assignments.items()
-    ) or any(
-        name.startswith("self.") and PROGRESS.search(name)
-        for one in called
-        for name in (one.assignments if one is not None else ())
+    return (
+        any(
+            PROGRESS.search(name) and any(id(a.node) in body for a in assigned)
+            for name, assigned in function.assignments.items()
+        )
+        or any(
+            name.startswith("self.") and PROGRESS.search(name)
+            for one in called
+            for name in (one.assignments if one is not None else ())
+        )
+        or any(id(c.node) in body and _restores_optimizer(context, c) for c in function.calls)
     )
+
+
+def _restores_optimizer(context: Context, call: Call, depth: int = 0) -> bool:
+    """Tell whether a call loads the state of an optimizer, itself or in a function of these files."""
+    if call.last == "load_state_dict":
+        return "optim" in dotted(call.node.func).lower()
+    target = context.program.called(call)
+    return target is not None and depth < 2 and any(_restores_optimizer(context, c, depth + 1) for c in target.calls)
 
 
 RULES = ()

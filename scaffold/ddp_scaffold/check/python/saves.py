@@ -41,7 +41,7 @@ LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
 NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
-    r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|environ(?:\.get)?[\[(]['\"]RANK['\"]"
+    r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|submitit|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
 OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
 ELSEWHERE = re.compile(

@@ -67,6 +67,7 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
     if load is None:
         return
     seen: set[int] = set()
+    of_parts = _strict_load(context, function.module, parts=True)
     for one in kept:
         whole = _whole(context, function, one.state)
         if whole is not None:
@@ -74,11 +75,13 @@ def not_loadable(context: Context, function: Function) -> Iterator[Found]:
             if reads is not None:
                 yield _told(function, None, one.state, whole, reads)
             continue
+        if of_parts is None:
+            continue
         for where, key, held in parts_of(context, function, one.state):
             refused = _refused(context, where, held)
             if refused is not None and id(held) not in seen:
                 seen.add(id(held))
-                yield _told(where, key, held, refused, load)
+                yield _told(where, key, held, refused, of_parts)
 
 
 def optimizer_not_loadable(context: Context, function: Function) -> Iterator[Found]:
@@ -147,11 +150,18 @@ def _load_of(context: Context, one: Saved, load: Call) -> Call | None:
     return None
 
 
-def _strict_load(context: Context, module: Module) -> Call | None:
-    """Return a torch.load of these files that takes weights only, of a checkpoint if there is one; the nearest."""
+def _strict_load(context: Context, module: Module, parts: bool = False) -> Call | None:
+    """Return a torch.load of these files that takes weights only, of a checkpoint if there is one; the nearest.
+
+    `parts` is for one of a file that has several: not what load_state_dict is given as it is.
+    """
     component = context.calls_in_component(module, "load")
     strict = [c for c in component if c.name == "torch.load" and not _takes_all(c)]
     strict = [c for c in strict if not any(DATA.search(name) for a in c.node.args[:1] for name in names_in(a))]
+    if parts:
+        states = [c for c in context.calls_in_component(module, "load_state_dict") if c.node.args]
+        at_once = {id(c.node.args[0]) for c in states}
+        strict = [c for c in strict if id(c.node) not in at_once]
     if not strict or context.says(module, ALLOWED):
         return None
     return min(strict, key=lambda c: (c.function.module is not module, not _loads_checkpoint(c.function, c)))

@@ -77,13 +77,12 @@ def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
     own = keys & _saved_keys(context, function.module)
     if own - ANYBODYS:
         return True
-    values = " ".join(path.text for path in paths(context, call, call.node.args[0]))
-    text = f"{function.name} {shown(call.node.args[0])} {values}"
-    if OTHERS.search(text) or (function.of_class and OTHERS.search(function.of_class.name)):
-        return False
-    lenient = any(keyword(c, "strict") is not None for _, c, _ in loads)
-    resumes = RESUMED.search(text) or any(RESUMED.search(dotted(c.func)) for _, c, _ in loads)
-    return bool(own) if lenient or "pretrain" in text else bool(resumes or own)
+    text = f"{function.name} {shown(call.node.args[0])}"
+    foreign = "pretrain" in text or any(keyword(c, "strict") is not None for _, c, _ in loads)
+    if not foreign and (RESUMED.search(text) or any(RESUMED.search(dotted(c.func)) for _, c, _ in loads)):
+        return True
+    text += " ".join(path.text for path in paths(context, call, call.node.args[0]))
+    return bool(own) and not OTHERS.search(f"{text} {function.of_class.name if function.of_class else ''}")
 
 
 def _of_optimizer(node: ast.Call) -> bool:

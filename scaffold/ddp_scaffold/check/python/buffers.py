@@ -12,6 +12,8 @@ from .effects import DDP
 from .module import Call, Class, Function, argument, default_of, dotted, keyword, last_of
 
 MINIMUM = 8_000_000  # bytes: fewer are lost beside the broadcast of the statistics of BatchNorm
+SAMPLES = 50_000.0  # of a training set whose length the files ask for: those of CIFAR, one of the smallest
+SET = re.compile(r"data|train|samples|images|_set\b")
 MAX_DEPTH = 8
 FILLED = {"zeros", "ones", "empty", "rand", "randn", "full", "Tensor", "FloatTensor", "LongTensor", "IntTensor"}
 FILLED |= {"BoolTensor", "ByteTensor", "HalfTensor", "DoubleTensor"}
@@ -64,6 +66,8 @@ class Sizes:
         if isinstance(node, ast.BinOp):
             left, right = self.number(function, node.left, depth + 1), self.number(function, node.right, depth + 1)
             return _computed(node.op, left, right) if left is not None and right is not None else None
+        if isinstance(node, ast.Call) and dotted(node.func) == "len" and SET.search(ast.unparse(node)):
+            return SAMPLES
         if isinstance(node, ast.Call) and dotted(node.func) in ("int", "float", "round") and node.args:
             return self.number(function, node.args[0], depth + 1)
         return self._of_name(function, node, depth) if dotted(node) else None

@@ -210,7 +210,8 @@ def _reduces(context: Context, call: Call) -> bool:
 def _one_by_one(context: Context, function: Function, unit: ast.stmt | None, trains: bool) -> Iterator[Found]:
     """Yield the first of two and more collectives of a step, each of one value that is only logged."""
     outer = (unit,) if unit is not None else ()
-    back = [c.order for c in function.calls if c.place.loops[-1:] == outer and goes_back(context, c)]
+    around = [c for c in function.calls if (unit in c.place.loops if unit is not None else not c.place.loops)]
+    back = [c.order for c in around if goes_back(context, c)]
     if not back and trains:
         return
     back = back or [0]
@@ -258,7 +259,9 @@ def _is_logged(context: Context, call: Call, back: int) -> bool:
     if not MEASURED.search(ast.unparse(given[0]).lower()):
         return False
     target = context.program.called(call)
-    if target is None or target.loops or not any(c.name in LOGGED for c in target.calls):
+    if target is None and call.last != "reduce_tensor":  # of timm
+        return False
+    if target is not None and (target.loops or not any(c.name in LOGGED for c in target.calls)):
         return False
     set_to = [n for n, f in call.function.assignments.items() for a in f if getattr(a.node, "value", None) is call.node]
     return call.order > back or not set(set_to) & names_in(given[0])

@@ -78,7 +78,12 @@ class Read:
     @property
     def of_loss(self) -> bool:
         """Tell whether it is `loss.item()`, which whoever reads the loop sees first."""
-        return isinstance(self.node, ast.Call) and last_of(self.node) in OF_TENSOR and _is_loss(self.node.func)
+        if not isinstance(self.node, ast.Call):
+            return False
+        number = dotted(self.node.func) == "float" and self.node.args
+        return (last_of(self.node) in OF_TENSOR and _is_loss(self.node.func)) or bool(
+            number and _is_loss(self.node.args[0])
+        )
 
     @property
     def tensor(self) -> str:
@@ -119,18 +124,19 @@ def _waits(context: Context, function: Function, loop: ast.stmt | None) -> Itera
         if call.place.loops[-1:] != ((loop,) if loop is not None else ()) or not each_step(context, call):
             continue
         if (wait := _cuda_wait(context, call, 0)) is not None:
-            what = (
-                "waits until the GPU has done everything" if wait.name in SYNCHRONIZES else "gives memory back to CUDA"
-            )
             guards = [(function, guard) for guard in within(call.place)]
             guards += [(wait.function, guard) for guard in wait.place.guards if wait is not call]
             first = any(context.ranks.guard(where, guard) == "first" for where, guard in guards)
             ranks = "on rank 0, for which the others wait" if first else "on every rank"
-            message = f"`{shown(wait.node)}` {what}, at every step, {ranks}: the CPU cannot run ahead"
+            message = f"`{shown(wait.node)}` {_done_by(wait)}, at every step, {ranks}: the CPU cannot run ahead"
             yield Found("DDP413", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
         elif not within(call.place) and context.says(function.module, WRAPS) and _waits_for_all(context, call):
             message = "a barrier at every step makes all ranks wait for the slowest; backward already synchronises them"
             yield Found("DDP406", function.module, call.node, message, f"delete `{shown(call.node)}`")
+
+
+def _done_by(wait: Call) -> str:
+    return "waits until the GPU has done everything" if wait.name in SYNCHRONIZES else "gives memory back to CUDA"
 
 
 def _cuda_wait(context: Context, call: Call, depth: int) -> Call | None:
@@ -518,10 +524,27 @@ def _in_each_forward(context: Context, function: Function, guards: Sequence[Guar
     """Tell whether each forward pass of training gets past conditions."""
     return all(
         (guard.holds and dotted(guard.test) == "self.training")
+        or (is_choice(guard) and not seldom(context, function, guard) and _is_usual(context, function, guard))
         or _asks_for_any(context, function, guard, held)
         or (guard.holds and isinstance(guard.test, ast.Compare) and is_constant(guard.test.comparators[0], None))
         for guard in guards
     )
+
+
+def _is_usual(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether an option of a module has the value for which a condition holds, where nobody gives another."""
+    test, holds = guard.test, guard.holds
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    name = dotted(test)
+    made = function.of_class.methods.get("__init__") if function.of_class is not None else None
+    if made is None or not name.startswith("self.") or name == "self.training":
+        return False
+    values = [a.value for a in context.program.assigned(function, name)]
+    if len(values) != 1 or values[0] is None:
+        return False
+    value = default_of(made, dotted(values[0])) if dotted(values[0]) in made.parameters else values[0]
+    return isinstance(value, ast.Constant) and isinstance(value.value, bool) and value.value is holds
 
 
 def in_optimizer(context: Context, function: Function) -> Iterator[Found]:
@@ -594,20 +617,34 @@ def waits_in_forward(context: Context, function: Function) -> Iterator[Found]:
             message = "a barrier in every forward pass makes all ranks wait for the slowest; backward synchronises them"
             yield Found("DDP406", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
         else:
-            message = f"`{shown(wait.node)}` makes the CPU wait for the GPU in every forward pass, on every rank"
+            often = "in every forward pass, on every rank: the CPU cannot run ahead"
+            message = f"`{shown(wait.node)}` {_done_by(wait)}, {often}"
             yield Found("DDP413", wait.function.module, wait.node, message, f"delete `{shown(wait.node)}`")
 
 
-def _waits_inside(context: Context, function: Function, depth: int, seen: set[int]) -> Iterator[Call]:
+def _waits_inside(
+    context: Context, function: Function, depth: int, seen: set[int], site: Call | None = None
+) -> Iterator[Call]:
     for call in function.calls:
-        if not all(_comes_in_training(context, function, guard) for guard in call.place.guards):
+        if not all(
+            _comes_in_training(context, function, guard) or (site is not None and _is_chosen(site, function, guard))
+            for guard in call.place.guards
+        ):
             continue
         if call.name in WAITS or call.name == BARRIER:
             yield call
         for target in targets(context, call) if depth < 3 else ():
             if id(target) not in seen and target.name not in ("forward", "__init__"):
                 seen.add(id(target))
-                yield from _waits_inside(context, target, depth + 1, seen)
+                yield from _waits_inside(context, target, depth + 1, seen, call)
+
+
+def _is_chosen(site: Call, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition asks for a parameter that the call does not decline: `if loose:` for `f(loose=x)`."""
+    name = dotted(guard.test)
+    if name not in function.parameters or argument(site, function, name) is None:
+        return False
+    return guard.holds and not _declined(site, function, guard)
 
 
 def _comes_in_training(context: Context, function: Function, guard: Guard) -> bool:
@@ -619,14 +656,9 @@ def _comes_in_training(context: Context, function: Function, guard: Guard) -> bo
             or (is_choice(guard) and not seldom(context, function, guard))
         )
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
-    return (
-        all(
-            dotted(part) == "self.training" or _asks_for_cuda(one) or _asks_for_ranks(one)
-            for part in parts
-            for one in (Guard(part, guard.holds, guard.line),)
-        )
-        and guard.holds
-    )
+    wanted = [Guard(part, guard.holds, guard.line) for part in parts]
+    told = (dotted(one.test) == "self.training" or _asks_for_cuda(one) or _asks_for_ranks(one) for one in wanted)
+    return guard.holds and all(told)
 
 
 def _asks_for_ranks(guard: Guard) -> bool:

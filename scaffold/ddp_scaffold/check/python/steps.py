@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .context import Context, declines
 from .effects import without_gradients
-from .module import Call, Function, Guard, Place, dotted, is_constant, keyword, names_in
+from .module import Call, Function, Guard, Place, argument, dotted, is_constant, keyword, names_in
 from .program import COMMON
 from .ranks import is_off
 from .tensors import is_step_of_scaler
@@ -37,7 +37,8 @@ def targets(context: Context, call: Call) -> list[Function]:
     """Return the functions that a call may run: the one that is known, or all methods of a name that tells."""
     target = context.program.runs(call)
     if target is not None:
-        return [one for one in (*context.program.overrides(call)[:4], target) if one is not call.function]
+        meant = (*context.program.overrides(call)[:4], target, *_given(call, target))
+        return [one for one in meant if one is not call.function]
     last = call.last
     if not isinstance(call.node.func, ast.Attribute) or last in COMMON or not STEP.fullmatch(last):
         return []
@@ -45,9 +46,27 @@ def targets(context: Context, call: Call) -> list[Function]:
     return found[:6]
 
 
+def _given(call: Call, target: Function) -> list[Function]:
+    """Return the functions of a function that it gives to one that calls them: `timed(train_step)`."""
+    known = call.function.inner
+    inner = {node.id: known[node.id] for node in call.node.args if isinstance(node, ast.Name) and node.id in known}
+    if not inner:
+        return []
+    called = {dotted(c.node.func) for c in target.calls}
+    names = [name for name in target.parameters if name in called]
+    given = [argument(call, target, name) for name in names]
+    return [inner[one.id] for one in given if isinstance(one, ast.Name) and one.id in inner]
+
+
 def step_loops(context: Context, function: Function) -> set[ast.stmt]:
     """Return the loops of a function of which each turn makes a step."""
-    return {c.place.loops[-1] for c in function.calls if c.place.loops and goes_back(context, c)}
+    back = [c for c in function.calls if c.place.loops and goes_back(context, c)]
+    found = {c.place.loops[-1] for c in back}
+    parts = {c.place.loops for c in back if len(c.place.loops) > 1}
+    if parts:  # the loop around one over the parts of a step, in which the optimizer makes its own
+        steps = {c.place.loops for c in function.calls if c.place.loops and is_step_of_optimizer(c)}
+        found |= {loops[-2] for loops in parts if loops[:-1] in steps and loops not in steps}
+    return found
 
 
 def makes_step(context: Context, function: Function) -> bool:
@@ -101,6 +120,7 @@ def holds_each_step(context: Context, function: Function, guards: Sequence[Guard
         (guard.early != "continue" or _skips_steps(function, loops, guard))  # whoever left otherwise makes no more
         if guard.early
         else (is_choice(guard) and not seldom(context, function, guard, of_rank=True))
+        or context.ranks.alone(function, [Guard(guard.test, not guard.holds, guard.line)])  # there are several ranks
         or _of_rank_alone(context, function, guard)
         or (
             not seldom(context, function, guard, of_rank=True)

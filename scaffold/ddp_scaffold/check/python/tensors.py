@@ -163,8 +163,10 @@ class Tensors:
         return self._nodes[id(function)]
 
     def _used(self, function: Function) -> set[str]:
-        """Return the names of which a function calls methods that tensors alone have."""
-        return {dotted(node.value) for node in self._nodes_in(function) if isinstance(node, ast.Attribute)}
+        """Return the names of which a function calls methods that tensors alone have, or that it says are tensors."""
+        given = [] if isinstance(function.node, ast.Module) else function.node.args.args
+        said = {one.arg for one in given if one.annotation is not None and _is_tensor(one.annotation)}
+        return said | {dotted(node.value) for node in self._nodes_in(function) if isinstance(node, ast.Attribute)}
 
     def _parts_of_loss(self, function: Function, names: set[str]) -> set[str]:
         """Return the losses of which these are made: of `loss = a_loss + weight * b_loss` both."""
@@ -240,6 +242,8 @@ class Tensors:
         method = isinstance(node.func, ast.Attribute)
         if last in NORMS or _puts(node):
             return True
+        if method and last == "type" and node.args:  # of another kind; without one it is the name of its kind
+            return self.holds(function, node.func.value, names, surely)  # type: ignore[attr-defined]
         if last in (OF_HOST if method else FUNCTIONS_OF_HOST) or last[:1].isupper():
             return False
         name = function.module.full_name(node.func)
@@ -356,6 +360,10 @@ def _sources(name: str, assignment: Assignment) -> Iterator[Source]:
         yield Source((name,), node.value)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         yield Source((name,), node.value, part=_part(name, node))
+
+
+def _is_tensor(annotation: ast.expr) -> bool:
+    return dotted(annotation).rpartition(".")[2] in ("Tensor", "LongTensor", "FloatTensor", "BoolTensor")
 
 
 def _of_comprehensions(function: Function, nodes: list[ast.Attribute | ast.comprehension]) -> Iterator[Source]:

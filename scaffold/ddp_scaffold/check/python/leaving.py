@@ -7,11 +7,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .context import Context, Found
-from .module import Call, Exit, Function, Guard, Place, arguments_of, dotted, is_constant, last_of, names_in, shown
+from .module import (
+    Assignment,
+    Call,
+    Exit,
+    Function,
+    Guard,
+    Place,
+    arguments_of,
+    dotted,
+    is_constant,
+    last_of,
+    names_in,
+    shown,
+)
 from .ranks import Who
 from .steps import goes_back
 
 CLOCKS = {"time.time", "time.monotonic", "time.perf_counter", "datetime.datetime.now", "datetime.now"}
+SAME_DATA = {
+    "to",
+    "cuda",
+    "float",
+    "long",
+    "bool",
+    "int",
+    "half",
+    "any",
+    "all",
+    "sum",
+    "flatten",
+    "view",
+    "item",
+    "detach",
+}
 FINITE = {"isnan", "isinf", "isfinite"}
 
 
@@ -315,9 +344,28 @@ def _unreduced(
             return "DDP105", f"`{shown(test, 40)}` looks at the loss of one rank"
     if leaves.kind not in ("continue", "break") or not isinstance(loop, (ast.For, ast.AsyncFor)):
         return None
+    if _bounds_loss(context, function, test, loop, order):
+        return "DDP105", f"`{shown(test, 40)}` looks at the loss of one rank"
     if min(backward) < order or not (_of_batch(function, loop) & names_in(test)):
         return None
     return "DDP105", f"`{shown(test, 40)}` looks at the batch of one rank"
+
+
+def _bounds_loss(context: Context, function: Function, test: ast.expr, loop: ast.stmt, order: int) -> bool:
+    """Tell whether a test holds a loss, of which a backward pass follows, against a bound: `loss > 100`."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)):
+        return False
+    left = test.left.func.value if isinstance(test.left, ast.Call) and last_of(test.left) == "item" else test.left  # type: ignore[attr-defined]
+    name = dotted(left)
+    return bool(name) and any(
+        c.order > order and loop in c.place.loops and goes_back(context, c) and _goes_back_from(c, name)
+        for c in function.calls
+    )
+
+
+def _goes_back_from(call: Call, name: str) -> bool:
+    """Tell whether a call is the backward pass of a variable: `loss.backward()`, `scaler.scale(loss).backward()`."""
+    return name in {dotted(part) for part in ast.walk(call.node) if isinstance(part, (ast.Name, ast.Attribute))}
 
 
 def _same_everywhere(test: ast.expr) -> bool:
@@ -345,14 +393,36 @@ def _of_batch(function: Function, loop: ast.For | ast.AsyncFor) -> set[str]:
     if not any(word in ast.unparse(source).lower() for word in ("loader", "dataset", "batches")):
         return set()
     found = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
-    for name, assigned in function.assignments.items():
-        for assignment in assigned:
-            value = assignment.value
-            if loop not in assignment.place.loops or value is None or isinstance(value, ast.Call):
-                continue
-            if found & names_in(value) and not {"shape", "size", "len"} & names_in(value):
-                found.add(name)
+    made = [a for assigned in function.assignments.values() for a in assigned if loop in a.place.loops]
+    for assignment in sorted(made, key=lambda one: one.order):
+        value = assignment.value
+        if value is None:
+            if _counts(assignment, loop, found):
+                found.add(assignment.target)
+        elif found & names_in(value) and _is_content(value, found):
+            found.add(assignment.target)
     return found
+
+
+def _is_content(value: ast.expr, batch: set[str]) -> bool:
+    """Tell whether a value is made of what is in a batch, and not of its size: `x > 0`, `x.to(device)`, `any(...)`."""
+    if isinstance(value, ast.Call):
+        last = last_of(value)
+        if last in ("any", "all", "sum") and isinstance(value.func, ast.Name) and value.args:
+            inner = value.args[0]
+            return isinstance(inner, (ast.GeneratorExp, ast.ListComp)) and isinstance(inner.elt, ast.Compare)
+        owner = value.func.value if isinstance(value.func, ast.Attribute) else None
+        return owner is not None and last in SAME_DATA and bool(batch & names_in(owner)) and _is_content(owner, batch)
+    return not {"shape", "size", "len"} & names_in(value)
+
+
+def _counts(assignment: Assignment, loop: ast.stmt, batch: set[str]) -> bool:
+    """Tell whether a statement counts the parts of a batch that meet a condition: `valid += 1` in a loop over it."""
+    inner = [one for one in assignment.place.loops if one is not loop and isinstance(one, ast.For)]
+    over = [one for one in inner if batch & names_in(one.iter)]
+    given = {part.id for one in over for part in ast.walk(one.target) if isinstance(part, ast.Name)}
+    asked = any(given & names_in(guard.test) for guard in assignment.place.guards)
+    return isinstance(assignment.node, ast.AugAssign) and asked
 
 
 def _clock(function: Function, test: ast.expr, leaves: Exit) -> tuple[str, str] | None:
@@ -374,6 +444,8 @@ def clocked_loops(context: Context, function: Function) -> Iterator[Found]:
     """Yield `while time.time() < end:` around steps of all ranks."""
     for loop, _ in function.loops:
         if not (isinstance(loop, ast.While) and any(clock in ast.unparse(loop.test) for clock in CLOCKS)):
+            continue
+        if not context.run_by_ranks(function):
             continue
         steps = [c for c in function.calls if loop in c.place.loops and context.ranks.partial(c) is None]
         meets = any(goes_back(context, c) or any(e.kind != "forward" for e in context.effects.of(c)) for c in steps)

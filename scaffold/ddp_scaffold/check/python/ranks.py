@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from .module import Assignment, Call, Function, Guard, Place, argument, dotted, is_constant, shown
+from .module import Assignment, Call, Function, Guard, Place, argument, dotted, is_constant, names_in, shown
 from .program import Program
 
 # first: rank 0 only, or the first of each node. others: all but that. some: a part, or not all of them each time.
@@ -97,11 +97,20 @@ class Ranks:
             ):
                 continue  # who calls it has to ask for it, and knows what follows
             if (who := self.guard(call.function, guard)) is not None and not _never_taken(guard, guards):
-                return guard, who
+                return None if self._excluded(call.function, guard, who, guards) else (guard, who)
         if self.decorated(call.function):
             line = call.function.node.decorator_list[0].lineno  # type: ignore[union-attr]
             return Guard(RANK_ZERO, True, line), "first"
         return None
+
+    def _excluded(self, function: Function, guard: Guard, who: Who, guards: Sequence[Guard]) -> bool:
+        """Tell whether another condition around a place lets only those ranks through that this one keeps out."""
+        names = names_in(guard.test)
+        return who != "some" and any(
+            not other.early and self.guard(function, other) == INVERSE[who] and names & names_in(other.test)
+            for other in guards
+            if other is not guard
+        )
 
     def partial_place(self, function: Function, place: Place) -> bool:
         """Tell whether only some ranks, or a program of one process, come to a place."""

@@ -283,13 +283,24 @@ class Context:
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""
         for call in function.calls:
-            if loop not in call.place.loops or self.ranks.partial(call) is not None:
+            if loop not in call.place.loops:
+                continue
+            if (found := self.ranks.partial(call)) is not None and not self._as_others(call, found[0]):
                 continue
             if id(function.module) in self.distributed and self.goes_backward(call):
                 return True
             if self.effects.of(call):
                 return True
         return False
+
+    def _as_others(self, call: Call, guard: Guard) -> bool:
+        """Tell whether a backward pass has its like on the other ranks: `if first: ... else: ...`."""
+        others = (
+            c
+            for c in call.function.calls
+            if any(g.test is guard.test and g.holds != guard.holds and not g.early for g in c.place.guards)
+        )
+        return self.goes_backward(call) and any(self.goes_backward(c) for c in others)
 
     def goes_backward(self, call: Call) -> bool:
         """Tell whether a call is a backward pass, or runs one in a function of these files, in a loop of it or not."""

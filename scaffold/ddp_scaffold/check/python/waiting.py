@@ -7,28 +7,11 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .effects import without_gradients
+from .effects import DDP
+from .lasting import MODEL, NO_FORWARD, evaluates, heavy, is_cut, loops_on
 from .module import Call, Function, Guard, dotted, shown
 
-MODEL = re.compile(
-    r"(?:.*_)?(?:model|net|generator|encoder|decoder|unet|pipe|pipeline|diffusion|ema)(?:_.*)?", re.IGNORECASE
-)
 LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
-NO_FORWARD = {"parameters", "named_parameters", "state_dict", "load_state_dict", "eval", "train", "modules", "buffers"}
-FITS = {"fit", "fit_transform", "fit_predict", "train"}
-FITTED = re.compile(
-    r"faiss\.|umap\.|hdbscan\.|sklearn\.(?:cluster|manifold|linear_model|svm|neighbors|mixture|ensemble|decomposition)"
-)
-HEAVY_NAMES = re.compile(
-    r"tarfile\..*extractall|zipfile\..*extractall|shutil\.(?:copytree|unpack_archive)|datasets\.load_dataset"
-    r"|huggingface_hub\.snapshot_download|(?:.*\.)?download_and_(?:unzip|extract)\w*|gdown\.\w+|urllib\.request\.urlretrieve|scipy\.cluster\.vq\.kmeans2?"
-)
-PREPARES = re.compile(
-    r"(?:^|_)(?:tokeni[sz]e|pre_?process|prepare|build|extract|convert|encode|compute|make|create)_(?:\w+_)?"
-    r"(?:data(?:set)?s?|corpus|features?|vocab(?:ulary)?|index(?:es)?|cache|lmdb|memmap|shards|embeddings|clusters)$"
-    r"|^convert_\w+_to_features$"
-)
-DATA = re.compile(r"load|data|batch|test|val|reader|split|image|file|clip|video|sample|query|gallery")
 CACHES = re.compile(r"^load_and_cache_\w+")  # as in the examples of transformers
 LONG = {
     *("test", "val", "valid", "score", "scores", "inception", "testing"),
@@ -46,7 +29,7 @@ LONG = {
 
 
 def long_work(context: Context, function: Function) -> Iterator[Found]:
-    """Yield evaluation and sampling on rank 0 alone within a loop, while the others go on to the next collective."""
+    """Yield evaluation and sampling on rank 0 alone, while the others go on to the next collective."""
     if not context.plain(function.module):
         return
     seen: set[int] = set()
@@ -56,15 +39,21 @@ def long_work(context: Context, function: Function) -> Iterator[Found]:
         if found is None or found[1] != "first" or id(found[0].test) in seen or _meets(context, call):
             continue
         target = context.program.called(call)
-        words = set(call.last.lower().split("_"))
-        if target is None or not (words & LONG or _evaluates(context, target, 0)):
+        words = set(re.split(r"[._]", dotted(call.node.func).lower() or call.last.lower()))
+        if target is None or context.goes_backward(call) or not _is_long(context, target, bool(words & LONG)):
             continue
-        if _loops_on(target) and _runs_model(context, target) and _is_in_training(context, function, found[0]):
+        if _is_in_training(context, function, found[0]) or _waits_next(context, call, found[0]):
             seen.add(id(found[0].test))
             direct = bool(call.place.loops) and not found[0].early
-            lengthy = bool(words & LENGTHY) or (direct and _lengthy(context, target))
+            named = set(call.last.lower().split("_"))
+            lengthy = bool(named & LENGTHY) or (direct and _lengthy(context, target))
             lengthy = lengthy and not _has_timeout(context, function)
             yield _waited_for(function, call.node, f"runs `{call.last}`, which loops over data", call.last, lengthy)
+
+
+def _is_long(context: Context, target: Function, named: bool) -> bool:
+    """Tell whether a function that rank 0 runs alone evaluates a model: by what it does, or by its name and a loop."""
+    return (named and loops_on(target) and _runs_model(context, target)) or evaluates(context, target)
 
 
 def _has_timeout(context: Context, function: Function) -> bool:
@@ -77,24 +66,6 @@ def _is_decorated(function: Function) -> bool:
     return not isinstance(function.node, ast.Module) and bool(function.node.decorator_list)
 
 
-def _evaluates(context: Context, function: Function, depth: int) -> bool:
-    """Tell whether a function runs a model without gradients in a loop, itself or in what it calls once."""
-    quiet = any(call.last == "eval" for call in function.calls)
-    for call in function.calls:
-        named = any(MODEL.fullmatch(part) for part in dotted(call.node.func).split("."))
-        over = [loop for loop in call.place.loops if not _is_cut(loop) and DATA.search(_head(loop))]
-        if over and (quiet or without_gradients(call)) and (named or call.last in ("generate", "sample", "infer")):
-            return True
-        target = context.program.called(call)
-        if target is not None and depth < 2 and not call.place.loops and _evaluates(context, target, depth + 1):
-            return True
-    return False
-
-
-def _head(loop: ast.stmt) -> str:
-    return ast.unparse(loop.iter).lower() if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
-
-
 def _is_in_training(context: Context, function: Function, guard: Guard, depth: int = 0) -> bool:
     """Tell whether the condition of the rank stands in a loop in which all ranks train, here or where it is called."""
     place = next((place for test, place, _ in function.tests if test.test is guard.test), None)
@@ -104,31 +75,53 @@ def _is_in_training(context: Context, function: Function, guard: Guard, depth: i
 
 
 def _is_called_in_training(context: Context, function: Function, depth: int) -> bool:
-    for site in context.program.sites.get(id(function), ()):
+    """Tell whether a function is called in a loop of training: not where it is a whole training, of several."""
+    if _is_whole(context, function):
+        return False
+    for site in callers(context, function):
         if site.function is function or context.ranks.partial(site) is not None:
             continue
         if site.place.loops and context.together(site.function, site.place.loops[0]):
             return True
-        if not site.place.loops and depth < 2 and _is_called_in_training(context, site.function, depth + 1):
+        if not site.place.loops and depth < 4 and _is_called_in_training(context, site.function, depth + 1):
             return True
     return False
+
+
+def _is_whole(context: Context, function: Function) -> bool:
+    """Tell whether a function has a loop over epochs with a loop over batches in it, here or in what it calls."""
+    for call in function.calls:
+        if not call.place.loops or not context.goes_backward(call):
+            continue
+        target = context.program.called(call)
+        inner = target is not None and any(c.place.loops and context.goes_backward(c) for c in target.calls)
+        if len(call.place.loops) > 1 or inner:
+            return True
+    return False
+
+
+def callers(context: Context, function: Function) -> list[Call]:
+    """Return the calls of a function; of a method that none is known of, those that its class's relatives have.
+
+    They are calls of the method that it overrides, or of an object of which nobody knows the class, where the method's
+    name is one of this family of classes alone.
+    """
+    found = context.program.sites.get(id(function), [])
+    owner = function.of_class
+    if found or owner is None or function.name.startswith("__"):
+        return list(found)
+    family = {id(one): one for one in context.program.family(owner)}
+    alike = [one.methods[function.name] for one in family.values() if function.name in one.methods]
+    found = [site for one in alike for site in context.program.sites.get(id(one), ())]
+    if found or any(id(one.of_class) not in family for one in context.named(function.module, function.name)):
+        return found
+    unknown = context.calls_in_component(function.module, function.name)
+    return [c for c in unknown if "." in dotted(c.node.func) and context.program.called(c) is None]
 
 
 def _meets(context: Context, call: Call) -> bool:
     """Tell whether a call is a step of all ranks, a finding of its own; a forward pass in no_grad() is none."""
     return any(effect.kind != "forward" or not effect.quiet for effect in context.effects.of(call))
-
-
-def _loops_on(function: Function) -> bool:
-    """Tell whether a function has a loop that goes on to the end of its data."""
-    return any(not _is_cut(loop) for loop, _ in function.loops)
-
-
-def _is_cut(loop: ast.stmt) -> bool:
-    """Tell whether a loop ends after one turn or some, by a `break` in it or in an `if` of it."""
-    body = getattr(loop, "body", ())
-    inner = [part for statement in body if isinstance(statement, ast.If) for part in statement.body]
-    return any(isinstance(statement, ast.Break) for statement in (*body, *inner))
 
 
 def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
@@ -147,7 +140,7 @@ def _runs_model(context: Context, function: Function, depth: int = 0) -> bool:
 def _long_loops(context: Context, function: Function, seen: set[int]) -> Iterator[Found]:
     """Yield loops over a loader that only rank 0 runs within a loop of all ranks."""
     for loop, place in function.loops:
-        if not isinstance(loop, ast.For) or _is_cut(loop) or not _over_data(function, loop):
+        if not isinstance(loop, ast.For) or is_cut(loop) or not _over_data(function, loop):
             continue
         guard = next((g for g in place.guards if context.ranks.guard(function, g) == "first"), None)
         guard = None if context.ranks.alone(function, place.guards) else guard
@@ -211,19 +204,22 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
         return
     seen: set[int] = set()
     for call in function.calls:
-        found = context.ranks.partial(call) if call.place.guards else None
-        if found is None or found[1] != "first" or found[0].early or id(found[0].test) in seen:
+        found = context.ranks.partial(call) if call.place.guards or _is_decorated(function) else None
+        if found is None or found[1] != "first" or id(found[0].test) in seen:
             continue
-        heavy = _heavy(context, call)
-        wait = _waits_next(context, call, found[0]) if heavy else None
-        if heavy is None or wait is None:
+        target = context.program.called(call)
+        if target is not None and evaluates(context, target):  # a finding of its own
+            continue
+        place = next((place for test, place, _ in function.tests if test.test is found[0].test), None)
+        work = heavy(context, call, place.loops if place is not None else call.place.loops)
+        wait = _waits_next(context, call, found[0]) if work else None
+        if work is None or wait is None:
             continue
         seen.add(id(found[0].test))
-        line = function.module.position(wait.node.lineno)[1]
         message = (
-            f"{context.ranks.words(*found)} runs {heavy}, minutes for much data; the others wait for it in"
-            f" `{shown(wait.node.func, 40)}` (line {line}), GPUs idle, and the job dies if it takes longer than the"
-            " timeout (10 minutes with nccl)"
+            f"{context.ranks.words(*found)} runs {work}, minutes for much data; the others wait for it in"
+            f" `{shown(wait.node.func, 40)}` ({_line_of(wait, function)}), GPUs idle, and the job dies if it takes"
+            " longer than the timeout (10 minutes with nccl)"
         )
         fix = (
             f"do `{shown(call.node.func, 40)}` before the job, share it out over the ranks, or wait for it outside of"
@@ -232,14 +228,21 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP410", function.module, call.node, message, fix)
 
 
+def _line_of(call: Call, function: Function) -> str:
+    """Return `line 12` for a call, with its file where that is another one."""
+    line = call.function.module.position(call.node.lineno)[1]
+    other = call.function.module is not function.module
+    return f"{call.function.module.file.path} line {line}" if other else f"line {line}"
+
+
 def first_rank_first(context: Context, function: Function) -> Iterator[Found]:
     """Yield data that rank 0 prepares between the barrier of the others and its own: they wait there meanwhile."""
     if id(function.module) not in context.distributed:
         return
     for call in function.calls:
         before = barriers_around(context, call)
-        heavy = _heavy(context, call) if before is not None else None
-        if before is None or (heavy is None and not CACHES.search(call.last)):
+        work = heavy(context, call, call.place.loops) if before is not None else None
+        if before is None or (work is None and not CACHES.search(call.last)):
             continue
         line = function.module.position(before.node.lineno)[1]
         message = (
@@ -268,41 +271,50 @@ def barriers_around(context: Context, call: Call) -> Call | None:
     return before if after == "first" else None
 
 
-def _heavy(context: Context, call: Call, depth: int = 0) -> str | None:
-    """Return what a call does that takes minutes, in words, or None."""
-    if HEAVY_NAMES.fullmatch(call.name):
-        return f"`{shown(call.node.func, 40)}`"
-    owner = dotted(call.node.func).rpartition(".")[0]
-    if call.last in FITS and owner:
-        for assignment in context.program.assigned(call.function, owner):
-            value = assignment.value
-            made = call.function.module.full_name(value.func) if isinstance(value, ast.Call) else ""
-            if FITTED.match(made):
-                return f"`{shown(call.node.func, 40)}`"
-    target = context.program.called(call)
-    if target is None or depth > 3 or target is call.function:
-        return None
-    if PREPARES.search(call.last) and not any(context.effects.of(c) for c in target.calls) and _loops_on(target):
-        return f"`{call.last}`"
-    inner = next((heavy for c in target.calls if (heavy := _heavy(context, c, depth + 1)) is not None), None)
-    return f"{inner} (in `{target.name}`)" if inner is not None and depth == 0 else inner
-
-
 def _waits_next(context: Context, call: Call, guard: Guard) -> Call | None:
-    """Return the collective to which all ranks come next, where those wait that do not pass the guard."""
-    place = next((place for test, place, _ in call.function.tests if test.test is guard.test), None)
-    if place is None:
-        return None
-    for other in call.function.calls:
-        if other.order < call.order or any(g.test is guard.test for g in other.place.guards):
+    """Return the step of all ranks that comes next, where those wait that do not pass a guard.
+
+    It stands behind the condition in the same loop, at the next turn of that loop, or in what calls the function.
+    """
+    tests = call.function.tests
+    place = next((place for test, place, _ in tests if test.test is guard.test), None)
+    if place is None or guard.early:
+        return _waits_above(context, call.function, 0)
+    found = _next_step(context, call, place.loops, guard)
+    return found if found is not None or place.loops else _waits_above(context, call.function, 0)
+
+
+def _waits_above(context: Context, function: Function, depth: int) -> Call | None:
+    for site in callers(context, function):
+        if site.function is function or context.ranks.partial(site) is not None:
             continue
-        if other.place.loops[: len(place.loops)] != place.loops:
-            return None
-        if context.goes_backward(other):
-            return None
-        if any(effect.kind == "collective" for effect in context.effects.of(other)):
-            return other if context.ranks.partial(other) is None else None
+        found = _next_step(context, site, site.place.loops, None)
+        if found is None and not site.place.loops and depth < 3:
+            found = _waits_above(context, site.function, depth + 1)
+        if found is not None:
+            return found
     return None
+
+
+def _next_step(context: Context, call: Call, loops: tuple[ast.stmt, ...], guard: Guard | None) -> Call | None:
+    """Return the first collective, backward pass or wrap in DDP of all ranks behind a call, within loops around it."""
+    inside = [c for c in call.function.calls if c.place.loops[: len(loops)] == loops and c is not call]
+    later = [c for c in inside if c.order >= call.order]
+    for other in [*later, *inside] if loops and guard is not None else later:
+        if any(guard is not None and g.test is guard.test for g in other.place.guards) or _excludes(call, other):
+            continue
+        if context.ranks.partial(other) is not None or context.ranks.alone(other.function, other.place.guards):
+            continue
+        meets = any(effect.kind == "collective" for effect in context.effects.of(other))
+        if meets or DDP.fullmatch(other.name) is not None or context.goes_backward(other):
+            return other
+    return None
+
+
+def _excludes(call: Call, other: Call) -> bool:
+    """Tell whether two calls stand in branches of which a program takes one: the first may end it."""
+    mine = {(id(guard.test), guard.holds) for guard in call.place.guards}
+    return any((id(guard.test), not guard.holds) in mine for guard in other.place.guards)
 
 
 RULES = ()

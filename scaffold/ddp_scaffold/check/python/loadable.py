@@ -23,6 +23,7 @@ SETTINGS = ("args", "opt", "opts", "cfg", "config")
 ARRAYS = {f"numpy.{name}" for name in ("zeros", "ones", "array", "arange", "empty", "full", "asarray", "linspace")}
 ARRAYS |= {f"numpy.{name}" for name in ("concatenate", "stack", "zeros_like", "ones_like", "vstack", "hstack", "load")}
 NUMPY = {"mean", "max", "min", "sum", "median", "average", "nanmean", "std", "float64", "float32", "nansum", "nanmax"}
+LIMIT = 200  # expressions that are looked at behind one value
 SAME_KIND = {"max", "min", "sum", "abs"}  # of Python's own: what they return is of the kind of what they are given
 # What makes an object that torch.load refuses: what that is, and what to save instead.
 OBJECTS = {
@@ -276,21 +277,28 @@ def _is_item(node: ast.expr) -> bool:
     return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
 
 
-def is_of_numpy(context: Context, function: Function, node: ast.expr | None, depth: int = 0) -> bool:
-    """Tell whether an expression surely is a number of numpy in some turn of a loop, as `np.mean(...)` is."""
-    if node is None or depth > 4:
-        return False
-    return any(_numpy_itself(context, *value, depth) for value in values_of(context, function, node))
+def is_of_numpy(context: Context, function: Function, node: ast.expr, seen: set[int] | None = None) -> bool:
+    """Tell whether an expression surely is a number of numpy in some turn of a loop, as `np.mean(...)` is.
+
+    `seen` are the expressions that have been looked at, and are none.
+    """
+    seen = set() if seen is None else seen
+    for value in values_of(context, function, node):
+        if id(value.node) not in seen and len(seen) < LIMIT:
+            seen.add(id(value.node))
+            if _numpy_itself(context, *value, seen):
+                return True
+    return False
 
 
-def _numpy_itself(context: Context, function: Function, node: ast.expr, depth: int) -> bool:
+def _numpy_itself(context: Context, function: Function, node: ast.expr, seen: set[int]) -> bool:
     """Tell whether an expression makes a number of numpy: a mean, a sum with one, an element of an array."""
     if isinstance(node, ast.BinOp):
-        return any(is_of_numpy(context, function, side, depth + 1) for side in (node.left, node.right))
+        return any(is_of_numpy(context, function, side, seen) for side in (node.left, node.right))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return is_of_numpy(context, function, node.operand, depth + 1)
+        return is_of_numpy(context, function, node.operand, seen)
     if isinstance(node, ast.Subscript):
-        return not isinstance(node.slice, (ast.Slice, ast.Tuple)) and _of_part(context, function, node, depth)
+        return not isinstance(node.slice, (ast.Slice, ast.Tuple)) and _of_part(context, function, node, seen)
     if not isinstance(node, ast.Call):
         return False
     name = function.module.full_name(node.func)
@@ -298,15 +306,15 @@ def _numpy_itself(context: Context, function: Function, node: ast.expr, depth: i
         return not any(word.arg in ("axis", "keepdims") for word in node.keywords) and len(node.args) == 1
     if name in SAME_KIND or (name == "round" and len(node.args) == 2):
         given = node.args[:1] if name == "round" else node.args
-        return any(is_of_numpy(context, function, one, depth + 1) for one in given)
+        return any(is_of_numpy(context, function, one, seen) for one in given)
     return _of_array(context, function, node)
 
 
-def _of_part(context: Context, function: Function, node: ast.Subscript, depth: int) -> bool:
+def _of_part(context: Context, function: Function, node: ast.Subscript, seen: set[int]) -> bool:
     """Tell whether an element is one of an array of numpy, or stands as a number of numpy under a key of a dict."""
     if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
         held = ((w, v) for w, key, v in parts_of(context, function, node.value) if key and _same(key, node.slice))
-        return any(is_of_numpy(context, where, value, depth + 1) for where, value in held)
+        return any(is_of_numpy(context, where, value, seen) for where, value in held)
     return _has_arrays(context, function, node.value)
 
 

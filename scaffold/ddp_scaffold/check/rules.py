@@ -475,6 +475,12 @@ PYTHON: tuple[Described, ...] = (
         "the next run reads the addresses of one that died",
     ),
     described(
+        616,
+        "timeout-of-hours",
+        "a group whose collectives may wait for three hours and more",
+        "all GPUs of a hang are held until then, and nothing is told",
+    ),
+    described(
         631,
         "all-ranks-write",
         "a file of results or a log that every rank opens to write, under one name",

@@ -99,6 +99,8 @@ def global_device(context: Context, function: Function) -> Iterator[Found]:
         if call.last in ("DistributedDataParallel", "DDP"):
             given = keyword(call.node, "device_ids")
             argument = given.elts[0] if isinstance(given, ast.List) and len(given.elts) == 1 else None
+        elif call.name == "torch.device" and len(call.node.args) == 2 and is_constant(argument, "cuda"):
+            argument = call.node.args[1]
         elif call.name not in ("torch.cuda.set_device", "torch.device") and call.last != "cuda":
             continue
         if argument is not None and _is_global_rank(context, function, argument):
@@ -120,7 +122,7 @@ def _is_global_rank(context: Context, function: Function, node: ast.expr) -> boo
     if isinstance(node, ast.Call):
         named = function.module.full_name(node.func)
         read = named in ("os.environ.get", "os.getenv") and bool(node.args) and is_constant(node.args[0], "RANK")
-        return named == "torch.distributed.get_rank" or read
+        return named == "torch.distributed.get_rank" or read or _gives_global_rank(context, function, node)
     if isinstance(node, ast.Subscript):
         return dotted(node.value) == "os.environ" and is_constant(node.slice, "RANK")
     if not dotted(node):
@@ -129,6 +131,17 @@ def _is_global_rank(context: Context, function: Function, node: ast.expr) -> boo
     return bool(values) and all(
         v is not None and not dotted(v) and _is_global_rank(context, function, v) for v in values
     )
+
+
+def _gives_global_rank(context: Context, function: Function, node: ast.Call) -> bool:
+    """Tell whether a function of these files returns the global rank, or a number where there is no group."""
+    call = next((c for c in function.calls if c.node is node), None)
+    target = context.program.called(call) if call is not None and not node.args else None
+    if target is None or target is function:
+        return False
+    values = [leave.node.value for leave in target.exits if isinstance(leave.node, ast.Return) and leave.node.value]
+    made = [value for value in values if not isinstance(value, ast.Constant)]
+    return bool(made) and all(isinstance(v, ast.Call) and _is_global_rank(context, target, v) for v in made)
 
 
 def local_rank_as_rank(context: Context, function: Function) -> Iterator[Found]:
@@ -168,11 +181,24 @@ def _is_local_rank(context: Context, function: Function, node: ast.expr) -> bool
             value is not None and value is not PROCESS_NUMBER and _named_local(site, value) for site, value in handed
         )
     if name.rpartition(".")[2] != "local_rank":
-        return isinstance(node, ast.Subscript) and is_constant(node.slice, "LOCAL_RANK")
+        read = isinstance(node, ast.Subscript) and is_constant(node.slice, "LOCAL_RANK")
+        return read or (bool(name) and _copies_local(context, function, name))
     values = [a.value for a in context.program.assigned(function, name) if a.value is not None]
     if any(_is_global_rank(context, function, value) for value in values):
         return False  # `local_rank = dist.get_rank()`: the name is wrong, the number is right
     return not any(isinstance(part, ast.BinOp) for value in values for part in ast.walk(value))
+
+
+def _copies_local(context: Context, function: Function, name: str) -> bool:
+    """Tell whether a variable is the local rank, `args.rank = args.local_rank`, and nothing adds to it."""
+    assigned = context.program.assigned(function, name)
+    if any(a.value is None or isinstance(a.value, ast.BinOp) for a in assigned):
+        return False
+    values = [a.value for a in assigned if a.value is not None]
+    return any(
+        dotted(value).rpartition(".")[2] == "local_rank" and _is_local_rank(context, function, value)
+        for value in values
+    )
 
 
 def _named_local(site: Call, node: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .effects import walk_body
-from .module import Call, Function, dotted, is_constant, keyword, shown
+from .module import Call, Function, argument, default_of, dotted, is_constant, keyword, shown
 
 INIT = "torch.distributed.init_process_group"
 # What starts the ranks as processes of its own, or shares out what one of them has drawn.
@@ -20,6 +20,9 @@ DRAWS = re.compile(
 )
 ASKS_AGAIN = re.compile(r"environ|getenv|is None|exist", re.IGNORECASE)
 MAX_DEPTH = 5
+HOURS = 3.0  # so many hours of a group's timeout are told of
+UNITS = {"weeks": 168.0, "days": 24.0, "hours": 1.0, "minutes": 1 / 60, "seconds": 1 / 3600, "milliseconds": 1 / 3.6e6}
+ORDER = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
 
 
 def own_places(context: Context, function: Function) -> Iterator[Found]:
@@ -120,5 +123,59 @@ def _draw_in(context: Context, function: Function, node: ast.expr, depth: int) -
     return None
 
 
-RULES = (own_places,)
+def long_timeouts(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a group whose collectives may wait for hours: so long all GPUs of a hang are held."""
+    if not context.joins_group(function.module):
+        return
+    for call in function.calls:
+        given = keyword(call.node, "timeout") if call.name == INIT else None
+        hours = _hours(context, function, given, 0) if given is not None else 0.0
+        if hours >= HOURS:
+            many = f"{hours / 24:g} days" if hours >= 48 else "a day" if hours == 24 else f"{hours:.3g} hours"
+            message = (
+                f"the timeout of the group is {many}: when a rank hangs or is gone, the others hold all GPUs of the job"
+                " that long in the collective in which they wait, before anything is told"
+            )
+            fix = "give it minutes, and let ranks wait for long work of one of them elsewhere, as at the store"
+            yield Found("DDP616", function.module, call.node, message, fix)
+
+
+def _hours(context: Context, function: Function, node: ast.expr, depth: int) -> float:
+    """Return the hours of a timedelta, where its numbers are known; else 0."""
+    if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "timedelta":
+        given = dict(zip(ORDER, node.args, strict=False)) | {word.arg or "": word.value for word in node.keywords}
+        if any(unit not in UNITS for unit in given):
+            return 0.0
+        return sum(_number(context, function, value, 0) * UNITS[unit] for unit, value in given.items())
+    values = [a.value for a in context.program.assigned(function, dotted(node))] if dotted(node) else []
+    if len(values) == 1 and values[0] is not None and depth < MAX_DEPTH:
+        return _hours(context, function, values[0], depth + 1)
+    found = context.program.constant(function.module, dotted(node)) if dotted(node) and not values else None
+    return _hours(context, found[0].body, found[1], depth + 1) if found is not None and depth < MAX_DEPTH else 0.0
+
+
+def _number(context: Context, function: Function, node: ast.expr, depth: int) -> float:
+    """Return the number that is written, that a product of numbers has, or that an option has by default; else 0."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return float(node.value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _number(context, function, node.left, depth) * _number(context, function, node.right, depth)
+    if depth > MAX_DEPTH or not dotted(node):
+        return 0.0
+    values = [a.value for a in context.program.assigned(function, dotted(node))]
+    if len(values) == 1 and values[0] is not None:
+        return _number(context, function, values[0], depth + 1)
+    if dotted(node) in function.parameters:
+        default = default_of(function, dotted(node))
+        sites = context.program.sites.get(id(function), ())
+        given = [argument(site, function, dotted(node)) for site in sites]
+        return _number(context, function, default, depth + 1) if default is not None and not any(given) else 0.0
+    option = context.default_of(function.module, node)
+    if option is node:
+        found = context.program.constant(function.module, dotted(node))
+        return _number(context, found[0].body, found[1], depth + 1) if found is not None else 0.0
+    return _number(context, function, option, depth + 1)
+
+
+RULES = (own_places, long_timeouts)
 OF_RANKS = ()

@@ -143,11 +143,30 @@ class Objects:
             methods = (owner.methods.get(name[5:]) for owner in self.program.with_bases(function))
             if (method := next((one for one in methods if one is not None), None)) is not None:
                 return [method]
-        values = [a.value for a in self.program.assigned(function, name)]
-        if not values or any(value is None or dotted(value) == name for value in values):
+        assigned = self.program.assigned(function, name)
+        if not assigned or any(a.value is not None and dotted(a.value) == name for a in assigned):
             return None
-        parts = [self.callables(function, value, depth + 1) for value in values if value is not None]
-        return [one for part in parts for one in part or ()] if all(part is not None for part in parts) else None
+        parts = [
+            self.callables(function, a.value, depth + 1) if a.value is not None else self._unpacked(function, a, depth)
+            for a in assigned
+        ]
+        known = {id(one): one for part in parts for one in part or ()}
+        return list(known.values()) if all(part is not None for part in parts) else None
+
+    def _unpacked(self, function: Function, assignment: Assignment, depth: int) -> list[Class | Function] | None:
+        """Return the functions that a variable may have of `train, validate = choose(args)`."""
+        value = getattr(assignment.node, "value", None)
+        target = next(iter(getattr(assignment.node, "targets", ())), None)
+        names = [dotted(one) for one in target.elts] if isinstance(target, ast.Tuple) else []
+        if not isinstance(value, ast.Call) or assignment.target not in names:
+            return None
+        found: list[Class | Function] = []
+        for one in self.callables(function, value.func, depth + 1) or ():
+            returned = [] if isinstance(one, Class) else [e.node for e in one.exits if isinstance(e.node, ast.Return)]
+            for part in (exit.value for exit in returned):
+                if isinstance(part, ast.Tuple) and len(part.elts) == len(names) and isinstance(one, Function):
+                    found += self.callables(one, part.elts[names.index(assignment.target)], depth + 1) or []
+        return found or None
 
     def _given(self, function: Function, name: str, depth: int) -> list[Class | Function] | None:
         """Return the classes and functions that callers give for a parameter, if all are known."""

@@ -579,8 +579,9 @@ def _chain(function: Function) -> list[Function]:
 
 
 def _is_given(call: Call) -> bool:
-    """Tell whether a call is one of a parameter of the function in which it stands."""
-    return type(call.node.func) is ast.Name and call.node.func.id in call.function.parameters
+    """Tell whether a call is one of a parameter or a variable of the function in which it stands."""
+    func, function = call.node.func, call.function
+    return type(func) is ast.Name and (func.id in function.parameters or func.id in function.assignments)
 
 
 def _is_plain(decorator: ast.expr) -> bool:

@@ -84,7 +84,7 @@ class Context:
         They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import,
         and files of classes that inherit from one of theirs that trains: a setting may choose one by its name.
         """
-        wraps = [module for module in self.program.modules if wraps_ddp(module)]
+        wraps = [module for module in self.program.modules if id(module) in self._wrapping]
         numbers = {self.program.component[id(module)] for module in wraps}
         joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self.joins_group(m))
         waiting = list({id(module): module for module in (*wraps, *joins)}.values())
@@ -101,6 +101,11 @@ class Context:
                 found.update((id(m), framework_of(m)) for m in new)
                 waiting += new
         return found
+
+    @cached_property
+    def _wrapping(self) -> frozenset[int]:
+        """Return the files that make a DDP model."""
+        return frozenset(id(module) for module in self.program.modules if wraps_ddp(module))
 
     def _inherits_training(self, module: Module, found: Collection[int]) -> bool:
         """Tell whether a class of a file inherits from one that trains, in one of the files that ranks run."""
@@ -253,12 +258,14 @@ class Context:
     def _joins(self, module: Module) -> bool:
         if id(module) not in self._joined:
             made = any(c.last == INIT for function in module.functions for c in function.calls)
-            self._joined[id(module)] = made or wraps_ddp(module) or (self.joins_group(module) and self._needs(module))
+            self._joined[id(module)] = (
+                made or id(module) in self._wrapping or (self.joins_group(module) and self._needs(module))
+            )
         return self._joined[id(module)]
 
     def _needs(self, module: Module) -> bool:
         """Tell whether a program that makes the group by a helper uses it: for a DDP model, or by a collective."""
-        if any(wraps_ddp(target) for target in self.program.imports_of(module)):
+        if any(id(target) in self._wrapping for target in self.below(module)):
             return True
         return any(c.name.startswith(DIST) and c.last in CERTAIN for f in module.functions for c in f.calls)
 

@@ -1,4 +1,4 @@
-"""Rules for what every rank does although one should: downloads, folders, logs, a look for the checkpoint."""
+"""Rules for what every rank does although one should: workers, logs, a look for the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,58 +17,11 @@ from .waiting import barriers_around
 OWN = re.compile(r"rank|local|gpu|pid|host|node|worker|tmp|temp", re.IGNORECASE)
 CPUS = re.compile(r"(?:os|multiprocessing|mp|psutil)\.cpu_count|len\(os\.sched_getaffinity")
 WRITERS = {"EventsWriter", "SummaryWriter", "wandb.init", "logging.FileHandler"}
-ALONE = re.compile(r"distributed|world_size|is_initialized|\bddp\b", re.IGNORECASE)
 STARTERS = ("spawn", "start_processes", "Process")
 RESUMES = re.compile(r"resum\w*['\"]?\]?$")
-FETCHES = re.compile(
-    r"urllib\.request\.urlretrieve|wget\.download|gdown\.\w+|urlretrieve|shutil\.unpack_archive"
-    r"|torch\.hub\.download_url_to_file|torchvision\.datasets\.utils\.download\w+"
-)
-UNPACKS = re.compile(r"extractall|download_and_extract\w*")
 PROGRESS = re.compile(r"epoch|step|iter", re.IGNORECASE)
 FROM_LAUNCHER = re.compile(r"init_process_group\(\s*(?:backend\s*=\s*)?[\"']\w+[\"']\s*(?:,\s*timeout=[^\n]*)?\)")
 LOCAL_RANK = re.compile(r"environ(?:\.get)?[\[(]\s*[\"']LOCAL_RANK")
-
-
-def downloads(context: Context, function: Function) -> Iterator[Found]:
-    """Yield data sets that every rank downloads and unpacks into one folder."""
-    if not ranks_run(context, function):
-        return
-    yield from _unpacks(context, function)
-    for call in function.calls:
-        if not is_constant(keyword(call.node, "download"), True) or not on_every_rank(context, call, 0):
-            continue
-        alike = [
-            c
-            for c in context.calls_in_component(function.module, call.last)
-            if is_constant(keyword(c.node, "download"), True) and context.run_by_ranks(c.function)
-        ]
-        if any(not on_every_rank(context, c, 0) for c in alike):
-            continue  # one rank has been first
-        message = (
-            f"every rank downloads and unpacks `{call.last}` into the same folder at the same time: a rank may read"
-            " what another one has not finished writing, and the download is made once a rank"
-        )
-        fix = f"call `{shown(call.node.func)}` with download=True before the job, or on one rank of each node first"
-        yield Found("DDP609", function.module, call.node, message, fix)
-
-
-def _unpacks(context: Context, function: Function) -> Iterator[Found]:
-    """Yield the first call by which every rank that does not see some data fetches or unpacks them."""
-    for call in function.calls:
-        if not FETCHES.fullmatch(call.name) and not UNPACKS.fullmatch(call.last):
-            continue
-        looks = [g for g in call.place.guards if any(isinstance(n, ast.Call) and _looks(n) for n in ast.walk(g.test))]
-        words = {name for value in arguments_of(call.node) for name in names_in(value)}
-        if not looks or any(OWN.search(word) for word in words) or not on_every_rank(context, call, 0):
-            continue
-        message = (
-            f"every rank that does not see the data comes to `{shown(call.node.func)}`, all at the same time: a rank"
-            " may read what another one has not finished writing"
-        )
-        fix = f"call `{function.name or shown(call.node.func)}` before the job, or on one rank of each node first"
-        yield Found("DDP609", function.module, call.node, message, fix)
-        return
 
 
 def ranks_run(context: Context, function: Function) -> bool:
@@ -78,50 +31,6 @@ def ranks_run(context: Context, function: Function) -> bool:
     owner = function.of_class
     makes_data = function.name == "__init__" and owner is not None and any("Dataset" in base for base in owner.bases)
     return makes_data or context.run_by_ranks(function)
-
-
-def caches(context: Context, function: Function) -> Iterator[Found]:
-    """Yield a file that every rank makes if it does not see it, as a cache of prepared data."""
-    if not ranks_run(context, function):
-        return
-    for test, _, _ in function.tests:
-        looks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and _looks(n)]
-        path = _looked_for(looks[0]) if len(looks) == 1 else ""
-        if not path:
-            continue
-        for call in function.calls:
-            guards = [g.test for g in call.place.guards]
-            if test.test not in guards or any(ALONE.search(ast.unparse(guard)) for guard in guards):
-                continue
-            if not on_every_rank(context, call, 0):
-                continue
-            words = {
-                w for a in context.program.assigned(function, path) if a.value is not None for w in names_in(a.value)
-            }
-            if _writes(call, path) and not any(OWN.search(word) for word in {path, *words}):
-                message = (
-                    f"every rank that does not see `{path}` makes it, all at the same time: a rank may read what"
-                    " another one is writing, and the work is done once a rank"
-                )
-                fix = "make it before the job, or on one rank, and rename it into its place when it is complete"
-                yield Found("DDP614", function.module, call.node, message, fix)
-                return
-
-
-def _looked_for(call: ast.Call) -> str:
-    """Return the name of what is looked for by `os.path.exists(path)` and `path.exists()`."""
-    if len(call.args) == 1:
-        return dotted(call.args[0])
-    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) and not call.args else ""
-
-
-def _writes(call: Call, path: str) -> bool:
-    """Tell whether a call writes a file: `open(path, "wb")`, `np.save(path, x)`, `torch.save(x, path)`."""
-    given = [dotted(value) for value in call.node.args]
-    if call.name == "open":
-        mode = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "mode")
-        return given[:1] == [path] and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
-    return call.last in ("save", "savez", "tofile", "dump") and path in given
 
 
 def on_every_rank(context: Context, call: Call, depth: int) -> bool:
@@ -179,26 +88,6 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"divide it by the ranks of a node: `{shown(value)} // torch.cuda.device_count()`"
             yield Found("DDP411", function.module, call.node, message, fix)
-
-
-def folders(context: Context, function: Function) -> Iterator[Found]:
-    """Yield folders that every rank makes if it does not see them: all but the first fail."""
-    if not ranks_run(context, function):
-        return
-    for call in function.calls:
-        made = call.name in ("os.makedirs", "os.mkdir") and bool(call.node.args)
-        made = made or (call.last == "mkdir" and not call.node.args and call.name != "os.mkdir")
-        if not made or is_constant(keyword(call.node, "exist_ok"), True) or not on_every_rank(context, call, 0):
-            continue
-        absent = any(re.search(r"exists\(|isdir\(|is_dir\(", ast.unparse(g.test)) for g in call.place.guards)
-        words = {name for value in arguments_of(call.node) for name in names_in(value)}
-        if not absent or any(OWN.search(word) for word in words) or any(p == "body" for _, p in call.place.tries):
-            continue
-        message = (
-            "every rank looks whether the folder is there and makes it if not: ranks that look at the same time all"
-            " make it, and all but the first end with FileExistsError"
-        )
-        yield Found("DDP612", function.module, call.node, message, "give it exist_ok=True, and leave the test out")
 
 
 def logs(context: Context, function: Function) -> Iterator[Found]:
@@ -477,4 +366,4 @@ def _restores_optimizer(context: Context, call: Call, depth: int = 0) -> bool:
 
 
 RULES = ()
-OF_RANKS = (downloads, workers, folders, logs, resumes, caches)  # only where several ranks run the file
+OF_RANKS = (workers, logs, resumes)  # only where several ranks run the file

@@ -145,7 +145,7 @@ def undecided_by_rank(context: Context, call: Call, absent: bool = False, apart_
         return False
     for guard in call.place.guards:
         text = ast.unparse(guard.test)
-        if "__name__" in text or guard.test is apart_from:
+        if "__name__" in text or guard.test is apart_from or guard.early in ("raise", "exit"):
             continue
         if EXISTS.search(text):
             if absent:
@@ -194,7 +194,7 @@ def is_counted(node: ast.expr) -> bool:
     return isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and not OF_RANK.search(ast.unparse(node))
 
 
-def all_callers(context: Context, function: Function, depth: int) -> bool:
+def all_callers(context: Context, function: Function, depth: int = 0) -> bool:
     """Tell whether all ranks call a function: over one way at least on which nothing may ask for the rank."""
     if depth > MAX_CALLERS or context.ranks.decorated(function):
         return False

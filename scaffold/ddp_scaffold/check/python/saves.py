@@ -72,12 +72,17 @@ def all_ranks(context: Context, function: Function) -> Iterator[Found]:
         path = saved_by_all(context, call)
         if path is None:
             continue
-        message = (
-            f"all ranks write `{shown(path, 40)}` at the same time: each truncates what another has begun,"
-            " and whoever reads it, or a kill meanwhile, finds a file that cannot be loaded"
-        )
-        fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
-        yield Found("DDP302", function.module, call.node, message, fix)
+        yield saved_by_each(function, call, path)
+
+
+def saved_by_each(function: Function, call: Call, path: ast.expr) -> Found:
+    """Return the finding of a file that all ranks save."""
+    message = (
+        f"all ranks write `{shown(path, 40)}` at the same time: each truncates what another has begun,"
+        " and whoever reads it, or a kill meanwhile, finds a file that cannot be loaded"
+    )
+    fix = "write on rank 0 only, to a name beside it, and rename that with os.replace"
+    return Found("DDP302", function.module, call.node, message, fix)
 
 
 def _written(call: Call) -> ast.expr | None:

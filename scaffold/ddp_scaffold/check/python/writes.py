@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .everywhere import ranks_run
 from .module import Call, Function, dotted, is_constant, keyword, shown
-from .outputs import all_callers, by_all_ranks, is_alike, undecided_by_rank, written
-from .saves import RENAMES, saved_by_all
+from .outputs import by_all_ranks, is_alike, written
+from .saves import RENAMES, saved_by_all, saved_by_each
 
 # How a file is opened: what that does, and what comes of it where every rank does it.
 THEN = {
@@ -19,7 +19,6 @@ THEN = {
     "m": ("moves a file to", "the first takes it away, and all others fail"),
 }
 NAMES_NEWEST = re.compile(r"(?:last|latest|newest)\w*(?:\.\w+)?|checkpoint(?:\.txt|\.json)?", re.IGNORECASE)
-ONE_FIRST = re.compile(r"main_process_first|local_main_first|FileLock|rank_zero_first|distributed_zero_first")
 
 
 def by_all(context: Context, function: Function) -> Iterator[Found]:
@@ -28,44 +27,33 @@ def by_all(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         path, mode = written(context, call)
+        state = _saved_to(call)
+        path = path or state
         if path is None or (mode.startswith("a") and _is_kept(function, call)):
             continue
         if not by_all_ranks(context, call) or not is_alike(context, function, path):
             continue
         if saved_by_all(context, call) is not None:
             continue  # a finding of its own
+        if state is not None:
+            yield saved_by_each(function, call, state)
+            continue
         does, then = THEN.get(mode[:1], THEN["w"])
         message = f"every rank {does} `{shown(path, 40)}`, one file for all: {then}"
         fix = f"call `{shown(call.node.func, 40)}` on rank 0 only, or put the rank into the name"
         yield Found("DDP631", function.module, call.node, message, fix)
 
 
+def _saved_to(call: Call) -> ast.expr | None:
+    """Return the path to which torch.save writes."""
+    if call.name != "torch.save":
+        return None
+    return call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "f")
+
+
 def _is_kept(function: Function, call: Call) -> bool:
     """Tell whether a file is opened to be written later, perhaps by rank 0 alone: `self.log = open(path, "a")`."""
     return any(a.value is call.node and "." in a.target for found in function.assignments.values() for a in found)
-
-
-def prepared(context: Context, function: Function) -> Iterator[Found]:
-    """Yield data that every rank prepares for itself with `datasets` of Hugging Face, all of it."""
-    if not ranks_run(context, function) or not _imports_datasets(function):
-        return
-    for call in function.calls:
-        maps = call.last == "map" and keyword(call.node, "num_proc") is not None
-        if not maps or context.ranks.partial_place(function, call.place) or not undecided_by_rank(context, call):
-            continue
-        if context.says(function.module, ONE_FIRST) or not all_callers(context, function, 0):
-            continue
-        message = (
-            f"every rank runs `{shown(call.node.func, 40)}` over all samples, with num_proc processes each: the same"
-            " work is done once a rank at the same time, and the CPUs of the node are shared"
-        )
-        fix = "prepare the data before the job, or on rank 0 first while the others wait, and load it from its cache"
-        yield Found("DDP614", function.module, call.node, message, fix)
-        return
-
-
-def _imports_datasets(function: Function) -> bool:
-    return any(written.partition(".")[0] == "datasets" for written, _ in function.module.relative.values())
 
 
 def pointers(context: Context, function: Function) -> Iterator[Found]:
@@ -121,4 +109,4 @@ def _is_read(context: Context, function: Function, text: str, key: str) -> bool:
 
 
 RULES = ()
-OF_RANKS = (by_all, pointers, prepared)  # only where several ranks run the file
+OF_RANKS = (by_all, pointers)  # only where several ranks run the file

@@ -148,7 +148,9 @@ def undecided_by_rank(context: Context, call: Call, absent: bool = False, apart_
         if "__name__" in text or guard.test is apart_from or guard.early in ("raise", "exit"):
             continue
         if EXISTS.search(text):
-            if absent:
+            parts = guard.test.values if absent and isinstance(guard.test, ast.BoolOp) else []
+            others = [part for part in parts if not EXISTS.search(ast.unparse(part))]
+            if absent and not any(may_be_of_rank(context, call.function, part, 0) for part in others):
                 continue
             return False
         if may_be_of_rank(context, call.function, guard.test, 0):

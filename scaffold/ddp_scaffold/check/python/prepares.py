@@ -100,8 +100,8 @@ def _absent(context: Context, function: Function, test: ast.expr, holds: bool, d
         return _absent(context, function, test.operand, not holds, depth)
     if isinstance(test, ast.BoolOp):
         sure = isinstance(test.op, ast.And) is holds  # each half holds; else one of them, so it must be a plain one
-        values = [value for value in test.values if sure or not isinstance(value, ast.BoolOp)]
-        parts = (_absent(context, function, value, holds, depth) for value in values)
+        halves = [value for value in test.values if sure or not isinstance(value, ast.BoolOp)]
+        parts = (_absent(context, function, value, holds, depth) for value in halves)
         return next((part for part in parts if part is not None), None)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         wanted = ast.NotIn if holds else ast.In

@@ -316,9 +316,9 @@ class Context:
         target = self.program.runs(call)
         if target is None or target is call.function or without_gradients(call):
             return False
-        return any(not any(declines(call, target, g) for g in c.place.guards) for c in self._backwards(target))
+        return any(not any(declines(call, target, g) for g in c.place.guards) for c in self.backwards(target))
 
-    def _backwards(self, function: Function) -> list[Call]:
+    def backwards(self, function: Function) -> list[Call]:
         """Return the calls in a function that go backward."""
         if id(function) not in self._backward:
             self._backward[id(function)] = []  # for a function that calls itself

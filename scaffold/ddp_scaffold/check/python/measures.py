@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from .context import Context, Found
 from .everywhere import on_every_rank
+from .flow import Held
 from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyword, names_in, shown, variable_of
-from .samplers import EVALUATES, HELD_OUT, TRAIN, comes_to, loader_comes_to, shares_itself
+from .samplers import (
+    EVALUATES,
+    HELD_OUT,
+    TRAIN,
+    Loader,
+    comes_to,
+    goes_backward,
+    loader_comes_to,
+    shares_itself,
+    turns_over,
+)
 
 MEASURED = re.compile(r"(?:.*_)?(?:loss|acc|accuracy|metric|score|error|err|ppl|iou|miou|psnr|mae|rmse|auc)\d?(?:_.*)?")
 BEST = re.compile(r"(?:.*_)?(?:best|lowest|highest)(?:_.*)?|(?:min|max)_(?:.*_)?(?:loss|acc|score|error|metric).*")
@@ -29,7 +40,7 @@ def dropped(context: Context, function: Function) -> Iterator[Found]:
         if keyword(call.node, "sampler") is None or context.ranks.alone(function, call.place.guards):
             continue
         name = variable_of(function, call)
-        if TRAIN.search(name.rpartition(".")[2]) or not loader_comes_to(context, function, call, _evaluated_on):
+        if TRAIN.search(name.rpartition(".")[2]) or not loader_comes_to(context, Loader(function, call), _evaluated_on):
             continue
         message = (
             f"drop_last leaves up to a batch less one of the validation samples out on each rank{_of(name)}: the metric"
@@ -43,10 +54,11 @@ def _of(name: str) -> str:
     return f" (`{name}`)" if name else ""
 
 
-def _evaluated_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _evaluated_on(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function evaluates what it loops over, to the end."""
-    loops = [loop for loop, _ in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
-    trains = any(c.last in ("backward", "step") and set(loops) & set(c.place.loops) for c in function.calls)
+    turns = turns_over(function, holds)
+    loops = [loop for loop in turns if isinstance(loop, ast.For) and holds(loop.iter)]
+    trains = goes_backward(context, function, turns)
     leaves = any(e.kind == "break" and set(loops) & set(e.place.loops) and _cuts(e) for e in function.exits)
     evaluates = any(c.last == "eval" for c in function.calls)
     named = HELD_OUT.search(function.name) or EVALUATES.search(function.name)
@@ -85,7 +97,7 @@ def on_all(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP423", function.module, call.node, message, fix)
 
 
-def _all_evaluate(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _all_evaluate(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether every rank evaluates what a function loops over."""
     loops = [(loop, place) for loop, place in function.loops if isinstance(loop, ast.For) and holds(loop.iter)]
     if not loops or any(context.ranks.partial_place(function, place) for _, place in loops):

@@ -113,6 +113,11 @@ class Function:
         given = self.node.args
         return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Return the names behind a dot that stand in it: `loader` of `self.loader`."""
+        return frozenset(part.attr for part in ast.walk(self.node) if isinstance(part, ast.Attribute))
+
 
 @dataclass(eq=False)
 class Class:

@@ -334,21 +334,28 @@ class Program:
             if "." not in rest:
                 found_method = self.method(owner, rest)
                 return self._concrete(found_method) if found_method is not None else self._by_value(call)
-            held = self.class_of(function, name.rpartition(".")[0])
-            found_by_name = None if held else self._by_name(call, name)
+            found_method = self._of_object(function, name)
+            found_by_name = None if found_method else self._by_name(call, name)
             if found_by_name is not None and found_by_name.of_class is owner:  # of another object, not of its own class
                 return None
-            return self.method(held, name.rpartition(".")[2]) if held else found_by_name
+            return found_method or found_by_name
         if any(first in f.assignments or first in f.parameters for f in _chain(function)):
             if not rest and (other := self._other_name(function, first)) is not None:
                 return other
-            held = self.class_of(function, name.rpartition(".")[0]) if rest else None
-            if held is None and not rest:
+            if not rest:
                 return self._by_value(call)
-            return self.method(held, name.rpartition(".")[2]) if held else self._by_name(call, name)
+            return self._of_object(function, name) or self._by_name(call, name)
         meant = self._meant(function.module, name)
         written = function.module.relative.get(first, ("", ""))[0].partition(".")[0]
         return meant if meant is not None or first in BUILT_IN or written in FOREIGN else self._by_value(call)
+
+    def _of_object(self, function: Function, name: str) -> Function | None:
+        """Return what `x.f` runs: the method of the class of x, or the one that all classes inherit that x may have."""
+        owner, _, last = name.rpartition(".")
+        held = self.class_of(function, owner)
+        classes = [held] if held is not None else self.objects.of_name(function, owner) or []
+        methods = {id(found): found for found in (self.method(one, last) for one in classes)}
+        return next(iter(methods.values())) if len(methods) == 1 else None
 
     def _meant(self, module: Module, name: str) -> Function | None:
         """Return what a call of a name in a file runs; that of `f.apply` of autograd is its forward."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from .context import Context, Found, wraps_ddp
 from .effects import is_generator
-from .flow import places_of, places_of_name
+from .facts import Fact, contradict, entering, facts_of
+from .flow import Held, places_of, places_of_name
 from .module import (
     Call,
     Class,
@@ -70,7 +72,7 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if shares_itself(context, function, call) or not _is_of_samples(context, function, call):
             continue
-        if not loader_comes_to(context, function, call, _trained_by_ranks):
+        if not loader_comes_to(context, Loader(function, call), _trained_by_ranks):
             continue
         message = (
             f"every rank reads all samples of {f'`{name}`' if name else 'this loader'}: an epoch on n ranks reads each"
@@ -81,7 +83,17 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
         yield Found("DDP201", function.module, call.node, message, fix)
 
 
-End = Callable[[Context, Function, Callable[[ast.expr], bool]], bool]
+@dataclass(frozen=True)
+class Loader:
+    """A loader that is given a sampler, with what is known where it is made."""
+
+    function: Function
+    call: Call
+    facts: tuple[Fact, ...] = ()
+
+
+Turns = dict[ast.stmt, tuple[Fact, ...]]
+End = Callable[[Context, Function, Held], bool]
 
 
 def comes_to(context: Context, function: Function, name: str, end: End) -> bool:
@@ -89,24 +101,45 @@ def comes_to(context: Context, function: Function, name: str, end: End) -> bool:
     return bool(name) and any(end(context, *place) for place in places_of_name(context.program, function, name))
 
 
-def loader_comes_to(context: Context, function: Function, loader: Call, end: End) -> bool:
+def loader_comes_to(context: Context, loader: Loader, end: End) -> bool:
     """Tell whether a loader comes to an `end`, under its name or as what a function returns."""
-    return any(end(context, *place) for place in places_of(context.program, function, loader.node))
+    places = places_of(context.program, loader.function, loader.call.node, loader.facts)
+    return any(end(context, *place) for place in places)
 
 
-def _trained_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _trained_on(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function loops over something with a backward pass in the loop."""
-    loops = loops_over(function, holds)
-    inner = [c for c in function.calls if loops & set(c.place.loops)] if loops else []
-    return any(context.goes_backward(c) for c in inner)
+    return goes_backward(context, function, turns_over(function, holds))
 
 
-def _reduced_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def goes_backward(context: Context, function: Function, turns: Turns) -> bool:
+    """Tell whether there is a backward pass in a loop, where what is known there does not speak against it."""
+    for call in function.calls if turns else ():
+        for loop in call.place.loops:
+            if loop not in turns or contradict(turns[loop], facts_of(call.place.guards)):
+                continue
+            if context.goes_backward(call) and _backward_within(context, call, turns[loop]):
+                return True
+    return False
+
+
+def _backward_within(context: Context, call: Call, facts: tuple[Fact, ...]) -> bool:
+    """Tell whether a call that goes backward does so where facts hold: `self.step(batch, training)` may not."""
+    target = context.program.runs(call)
+    if target is None or not facts:
+        return True
+    known = entering(call, target, facts)
+    if call.node.func is not None and dotted(call.node.func).startswith("self."):
+        known = (*known, *(fact for fact in facts if fact.subject.startswith("self.")))
+    return any(not contradict(known, facts_of(inner.place.guards)) for inner in context.backwards(target))
+
+
+def _reduced_on(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function loops over something without a backward pass, and takes the ranks' results together."""
-    loops = loops_over(function, holds)
-    if not loops or COCO.search(function.module.file.text) or any(_keeps_by_index(loop) for loop in loops):
+    turns = turns_over(function, holds)
+    if not turns or COCO.search(function.module.file.text) or any(_keeps_by_index(loop) for loop in turns):
         return False
-    trains = any(c.last == "backward" and loops & set(c.place.loops) for c in function.calls)
+    trains = goes_backward(context, function, turns)
     return not trains and context.run_by_ranks(function) and reduces(context, function)
 
 
@@ -119,7 +152,7 @@ def _is_of_samples(context: Context, function: Function, call: Call) -> bool:
     return bool(made) and all("__getitem__" in one.methods and not _mentions_rank(one) for one in made)
 
 
-def _trained_by_ranks(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _trained_by_ranks(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function of several ranks, and not one of a single process, trains on something."""
     if not _trained_on(context, function, holds) or not context.run_by_ranks(function):
         return False
@@ -127,16 +160,24 @@ def _trained_by_ranks(context: Context, function: Function, holds: Callable[[ast
     return any(wraps_ddp(module) for files in programs for module in files)
 
 
-def loops_over(function: Function, holds: Callable[[ast.expr], bool]) -> set[ast.stmt]:
-    """Return the loops of a function over something, also those in which each turn asks it for the next batch."""
-    loops: set[ast.stmt] = {x for x, _ in function.loops if isinstance(x, ast.For) and holds(x.iter)}
+def turns_over(function: Function, holds: Held) -> Turns:
+    """Return the loops of a function over something, with what is known in them.
+
+    Those count too in which each turn asks it for the next batch.
+    """
+    found: Turns = {}
+    for loop, place in function.loops:
+        if isinstance(loop, ast.For) and holds(loop.iter):
+            known = holds.known(loop.iter)
+            if not contradict(known, facts_of(place.guards)):
+                found[loop] = known
     for call in function.calls:
         if call.last != "next" or not call.place.loops:
             continue
         given = call.node.args[0] if call.node.args else getattr(call.node.func, "value", None)
-        if given is not None and holds(given):
-            loops.add(call.place.loops[-1])
-    return loops
+        if given is not None and holds(given) and not contradict(holds.known(given), facts_of(call.place.guards)):
+            found.setdefault(call.place.loops[-1], holds.known(given))
+    return found
 
 
 def _keeps_by_index(loop: ast.stmt) -> bool:
@@ -196,12 +237,13 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             continue
         name = variable_of(function, call)
         loaders = list(_loaders_with(context, function, call))
-        if _is_held_out(function, call, name, loaders):
-            yield from _of_validation(context, function, call, name, loaders)
-            continue
         training = TRAIN.search(name.rpartition(".")[2]) or any(_says_training(guard) for guard in call.place.guards)
-        if not training and _evaluates(context, function, call, loaders):
-            yield _padded(function, call, f"the sampler `{name}`" if name else "this sampler")
+        held_out = _is_held_out(function, call, name, loaders)
+        uses = _uses(context, loaders) if not (held_out or training) else set()
+        if held_out or "evaluated" in uses:
+            yield from _of_validation(context, function, call, name, loaders)
+        if held_out or uses == {"evaluated"}:
+            continue
         if _may_shuffle(context, function, call) and _never_told(context, function, call, loaders):
             named = f"`{name}`" if name else "this sampler"
             message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
@@ -232,27 +274,27 @@ def is_sampler(context: Context, function: Function, call: Call) -> bool:
     return name.rpartition(".")[2] == SAMPLER and (name.startswith("torch.") or name == SAMPLER)
 
 
-def _is_held_out(function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]) -> bool:
+def _is_held_out(function: Function, call: Call, name: str, loaders: Sequence[Loader]) -> bool:
     """Tell whether a sampler is one of a validation, by its name, its data set's or that of its loaders."""
     words = [name.rpartition(".")[2], *(part for arg in call.node.args[:1] for part in names_in(arg))]
     words += [part for arg in [keyword(call.node, "dataset")] if arg is not None for part in names_in(arg)]
     if TRAIN.search(words[0]):
         return False
-    named = [variable_of(where, loader).rpartition(".")[2] for where, loader in loaders]
+    named = [variable_of(loader.function, loader.call).rpartition(".")[2] for loader in loaders]
     return any(HELD_OUT.search(word) for word in words) or (bool(named) and all(HELD_OUT.search(n) for n in named))
 
 
 def _of_validation(
-    context: Context, function: Function, call: Call, name: str, loaders: Sequence[tuple[Function, Call]]
+    context: Context, function: Function, call: Call, name: str, loaders: Sequence[Loader]
 ) -> Iterator[Found]:
     """Yield a sampler of validation whose repeated samples are counted, or whose parts nothing takes together."""
     if context.ranks.alone(function, call.place.guards) or _warns(function):
         return
-    whole = [(where, loader) for where, loader in loaders if not _leaves_out(loader)]
-    if any(loader_comes_to(context, where, loader, _reduced_on) for where, loader in whole):
+    whole = [loader for loader in loaders if not _leaves_out(loader.call)]
+    if any(loader_comes_to(context, loader, _reduced_on) for loader in whole):
         if not is_constant(keyword(call.node, "drop_last"), True):
             yield _padded(function, call, f"`{name}`" if name else "the sampler")
-    elif any(loader_comes_to(context, where, loader, _measured_alone) for where, loader in loaders):
+    elif any(loader_comes_to(context, loader, _measured_alone) for loader in loaders):
         yield _of_one_part(function, call, name)
 
 
@@ -263,20 +305,20 @@ def _leaves_out(loader: Call) -> bool:
     return is_constant(keyword(loader.node, "drop_last"), True) and not one
 
 
-def _never_told(context: Context, function: Function, call: Call, loaders: Sequence[tuple[Function, Call]]) -> bool:
+def _never_told(context: Context, function: Function, call: Call, loaders: Sequence[Loader]) -> bool:
     """Tell whether a program that trains over epochs with a sampler has no set_epoch in any of its files."""
     if HELD_OUT.search(function.name):
         return False
-    evaluated = any(loader_comes_to(context, where, loader, _evaluated_alone) for where, loader in loaders)
+    evaluated = any(loader_comes_to(context, loader, _evaluated_alone) for loader in loaders)
     trains: set[int] = set()  # the files of the loops
 
-    def noted(context: Context, user: Function, holds: Callable[[ast.expr], bool]) -> bool:
+    def noted(context: Context, user: Function, holds: Held) -> bool:
         if _trained_on(context, user, holds):
             trains.add(id(user.module))
         return False
 
-    for where, loader in loaders:
-        loader_comes_to(context, where, loader, noted)
+    for loader in loaders:
+        loader_comes_to(context, loader, noted)
     if evaluated and not trains:
         return False
     if not _tells(context, context.in_component(function.module)):
@@ -295,10 +337,10 @@ def _tells(context: Context, files: Sequence[Module]) -> bool:
     return any(id(c.function.module) in ids for c in calls) or any(HANDED_ON.search(m.file.text) for m in files)
 
 
-def _evaluated_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _evaluated_alone(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function loops over something without a backward pass."""
-    loops = loops_over(function, holds)
-    return bool(loops) and not is_generator(function) and not _trained_on(context, function, holds)
+    turns = turns_over(function, holds)
+    return bool(turns) and not is_generator(function) and not goes_backward(context, function, turns)
 
 
 def _padded(function: Function, call: Call, name: str) -> Found:
@@ -355,40 +397,43 @@ def _calls_reduction(context: Context, call: Call) -> bool:
     return target is not None and target is not call.function and reduces(context, target)
 
 
-def _measured_alone(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
+def _measured_alone(context: Context, function: Function, holds: Held) -> bool:
     """Tell whether a function evaluates something, and leaves the results to each rank."""
-    loops = loops_over(function, holds)
-    trains = any(c.last in ("backward", "step") and loops & set(c.place.loops) for c in function.calls)
-    evaluates = any(c.last == "eval" for c in function.calls) or HELD_OUT.search(function.name)
-    if not loops or trains or not (evaluates or EVALUATES.search(function.name)) or reduces(context, function):
+    turns = turns_over(function, holds)
+    loops = set(turns)
+    trains = goes_backward(context, function, turns)
+    if not loops or trains or not _evaluates(function) or reduces(context, function):
         return False
     if COCO.search(function.module.file.text) or _writes_results(context, function, loops):
         return False
     return context.run_by_ranks(function) and not _taken_elsewhere(context, function)
 
 
-def _evaluates(context: Context, function: Function, call: Call, loaders: Sequence[tuple[Function, Call]]) -> bool:
-    """Tell whether a sampler whose name does not tell is one of a loader that a validation counts over all ranks."""
-    if is_constant(keyword(call.node, "drop_last"), True) or context.ranks.alone(function, call.place.guards):
+def _uses(context: Context, loaders: Sequence[Loader]) -> set[str]:
+    """Return what is done with loaders whose names do not tell: `trained`, `evaluated`, or `read` as something else."""
+    found: set[str] = set()
+
+    def noted(context: Context, function: Function, holds: Held) -> bool:
+        if turns := turns_over(function, holds):
+            trained = goes_backward(context, function, turns)
+            found.add("trained" if trained else "evaluated" if _evaluates(function) else "read")
         return False
-    if _warns(function):
-        return False
-    return any(
-        loader_comes_to(context, where, loader, _counted_on) for where, loader in loaders if not _leaves_out(loader)
-    )
+
+    for loader in loaders:
+        loader_comes_to(context, loader, noted)
+    return found
 
 
-def _counted_on(context: Context, function: Function, holds: Callable[[ast.expr], bool]) -> bool:
-    """Tell whether a function evaluates something, as its name says, and takes the ranks' results together."""
-    return bool(HELD_OUT.search(function.name) or EVALUATES.search(function.name)) and _reduced_on(
-        context, function, holds
-    )
+def _evaluates(function: Function) -> bool:
+    """Tell whether a function is one that evaluates, by its name or what it calls."""
+    named = HELD_OUT.search(function.name) or EVALUATES.search(function.name)
+    return bool(named) or any(c.last == "eval" for c in function.calls)
 
 
-def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[tuple[Function, Call]]:
-    """Yield the loaders that are given a sampler, each with the function in which it is made."""
+def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[Loader]:
+    """Yield the loaders that are given a sampler."""
     seen: set[int] = set()
-    for where, holds in places_of(context.program, function, sampler.node):
+    for where, holds in places_of(context.program, function, sampler.node, facts_of(sampler.place.guards)):
         for call in where.calls:
             if not call.last.endswith("Loader") or id(call) in seen:
                 continue
@@ -398,8 +443,23 @@ def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterat
                 continue
             if isinstance(given, ast.IfExp) and not {"distributed", "ddp"} & names_in(given.test):
                 continue  # which of two it is given is not known
+            facts = (*holds.known(given), *facts_of(call.place.guards))
+            if contradict(holds.known(given), facts) or _set_anew(where, given, sampler, call):
+                continue
             seen.add(id(call))
-            yield where, call
+            yield Loader(where, call, facts)
+
+
+def _set_anew(function: Function, given: ast.expr, sampler: Call, loader: Call) -> bool:
+    """Tell whether a variable gets another value between two calls: in both branches of an `if`."""
+    branches: dict[int, set[bool]] = {}
+    for assignment in function.assignments.get(dotted(given), ()) if sampler.function is function else ():
+        *outer, last = assignment.place.guards or (None,)
+        around = loader.place.guards[: len(outer)] == tuple(outer)
+        if last is not None and around and sampler.order < assignment.order < loader.order:
+            branches.setdefault(id(last.test), set()).add(last.holds)
+    own = {id(guard.test) for guard in sampler.place.guards}
+    return any(len(found) == 2 for test, found in branches.items() if test not in own)
 
 
 def _warns(function: Function) -> bool:

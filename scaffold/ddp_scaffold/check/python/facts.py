@@ -16,18 +16,21 @@ OF_SETTINGS = re.compile(r"(?!self\.)\w+(?:\.\w+)+")
 
 @dataclass(frozen=True)
 class Fact:
-    """A condition that holds, or does not: `subject == value`, `value in subject`, or `subject` itself."""
+    """A condition that holds, or does not: `subject == value`, `value in subject`, or `subject` itself.
+
+    Or one of several holds (`any`): then the value is facts of each.
+    """
 
     subject: str
-    test: str  # ==, has, in, true
+    test: str  # ==, has, in, true, any
     value: object
     holds: bool
 
 
 def facts_of(guards: Iterable[Guard]) -> tuple[Fact, ...]:
-    """Return what conditions say of names, as far as they compare them with constants, and none of a rank."""
+    """Return what conditions say of names, as far as they compare them with constants, and none of which rank it is."""
     facts = (fact for guard in guards for fact in _of_test(guard.test, guard.holds))
-    return tuple(fact for fact in facts if "rank" not in fact.subject.lower())
+    return tuple(fact for fact in facts if "rank" not in fact.subject.lower() or fact.value in (-1, None))
 
 
 def _of_test(test: ast.expr, holds: bool) -> list[Fact]:
@@ -35,7 +38,10 @@ def _of_test(test: ast.expr, holds: bool) -> list[Fact]:
         return _of_test(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         surely = holds is isinstance(test.op, ast.And)  # all parts of `a and b` hold, none of `not (a or b)`
-        return [fact for one in test.values for fact in _of_test(one, holds)] if surely else []
+        parts = [tuple(_of_test(one, holds)) for one in test.values]
+        if surely:
+            return [fact for part in parts for fact in part]
+        return [Fact("", "any", tuple(parts), True)] if all(parts) else []
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _of_comparison(test.left, test.ops[0], test.comparators[0], holds)
     return [Fact(dotted(test) or ast.unparse(test), "true", True, holds)]
@@ -60,8 +66,13 @@ def _of_comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, holds: bool) 
 
 def contradict(first: Iterable[Fact], second: Iterable[Fact]) -> bool:
     """Tell whether two sets of facts cannot hold at the same time."""
-    others = list(second)
-    return any(_against(one, other) for one in first for other in others if one.subject == other.subject)
+    mine, others = list(first), list(second)
+    if any(_against(one, other) for one in mine for other in others if one.subject and one.subject == other.subject):
+        return True
+    several = [(one, others) for one in mine if one.test == "any"] + [
+        (one, mine) for one in others if one.test == "any"
+    ]
+    return any(all(contradict(part, known) for part in one.value) for one, known in several)  # type: ignore[attr-defined]
 
 
 def _against(one: Fact, other: Fact) -> bool:

@@ -238,6 +238,8 @@ def _unpacked(
 ) -> list[Spot]:
     for number, one in enumerate(target.elts):
         mine = f"[{number}/{len(target.elts)}]"
+        if part.startswith(mine) and isinstance(one, (ast.Tuple, ast.List)):
+            return _unpacked(function, one, part.removeprefix(mine), facts, assignment)
         if part.startswith(mine) and written(one):
             return [_held(function, written(one) + part.removeprefix(mine), facts, assignment)]
     return []

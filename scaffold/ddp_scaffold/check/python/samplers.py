@@ -416,7 +416,7 @@ def _uses(context: Context, loaders: Sequence[Loader]) -> set[str]:
     def noted(context: Context, function: Function, holds: Held) -> bool:
         if turns := turns_over(function, holds):
             trained = goes_backward(context, function, turns)
-            found.add("trained" if trained else "evaluated" if _evaluates(function) else "read")
+            found.add("trained" if trained else "evaluated" if _is_named_so(function) else "read")
         return False
 
     for loader in loaders:
@@ -426,8 +426,11 @@ def _uses(context: Context, loaders: Sequence[Loader]) -> set[str]:
 
 def _evaluates(function: Function) -> bool:
     """Tell whether a function is one that evaluates, by its name or what it calls."""
-    named = HELD_OUT.search(function.name) or EVALUATES.search(function.name)
-    return bool(named) or any(c.last == "eval" for c in function.calls)
+    return _is_named_so(function) or any(c.last == "eval" for c in function.calls)
+
+
+def _is_named_so(function: Function) -> bool:
+    return bool(HELD_OUT.search(function.name) or EVALUATES.search(function.name))
 
 
 def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[Loader]:

@@ -159,7 +159,7 @@ def _next(program: Program, here: Spot) -> list[Spot]:
     for assigned in function.assignments.values():
         for assignment in assigned:
             found += _assigned(function, assignment, held.rest, "", here.facts, held)
-    for statement in _subscript_targets(function):
+    for statement in function.entries:
         found += _kept(function, statement, held.rest, "", here.facts)
     for leave in function.exits:
         value = leave.node.value if isinstance(leave.node, ast.Return) else None
@@ -205,11 +205,12 @@ def _assigned(
     if isinstance(assignment.node, (ast.For, ast.AsyncFor)):
         return _entries(function, assignment.node, held) if held is not None else []
     value = _value(assignment)
-    here = (*facts, *facts_of(assignment.place.guards))
-    if value is None or contradict(facts, here):
+    parts = _parts(value, rest_of) if value is not None else []
+    here = (*facts, *facts_of(assignment.place.guards)) if parts else facts
+    if not parts or contradict(facts, here):
         return []
     found: list[Spot] = []
-    for inner in _parts(value, rest_of):
+    for inner in parts:
         if assignment.value is not None:
             found.append(_held(function, f"{assignment.target}{inner}{part}", here, assignment))
             continue
@@ -321,7 +322,7 @@ def _from_expression(
     for assigned in function.assignments.values():
         for assignment in assigned:
             found += _assigned(function, assignment, rest_of, part, facts)
-    for statement in _subscript_targets(function):
+    for statement in function.entries:
         found += _kept(function, statement, rest_of, part, facts)
     for leave in function.exits:
         value = leave.node.value if isinstance(leave.node, ast.Return) else None
@@ -333,13 +334,6 @@ def _from_expression(
     for call in function.calls if not part else ():
         found += _given(program, call, rest_of, facts, depth)
     return found
-
-
-def _subscript_targets(function: Function) -> list[ast.Assign]:
-    """Return the assignments to an entry of something, `loaders["val"] = ...`, in a function."""
-    body = function.node.body
-    found = [one for top in body if not isinstance(top, (ast.FunctionDef, ast.ClassDef)) for one in ast.walk(top)]
-    return [one for one in found if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Subscript)]
 
 
 def _given(program: Program, call: Call, rest_of: Rest, facts: tuple[Fact, ...] = (), depth: int = 0) -> list[Spot]:

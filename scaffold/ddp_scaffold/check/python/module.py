@@ -114,6 +114,13 @@ class Function:
         return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
     @cached_property
+    def entries(self) -> list[ast.Assign]:
+        """Return the assignments to an entry of something, `loaders["val"] = ...`."""
+        own = (one for one in self.node.body if not isinstance(one, (ast.FunctionDef, ast.ClassDef)))
+        parts = (part for one in own for part in ast.walk(one))
+        return [part for part in parts if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Subscript)]
+
+    @cached_property
     def attributes(self) -> frozenset[str]:
         """Return the names behind a dot that stand in it: `loader` of `self.loader`."""
         return frozenset(part.attr for part in ast.walk(self.node) if isinstance(part, ast.Attribute))

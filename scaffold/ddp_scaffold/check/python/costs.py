@@ -141,8 +141,9 @@ def values(context: Context, function: Function) -> Iterator[Found]:
     for unit in (*loops, *_measuring_loops(context, function, loops)):
         yield from _one_by_one(context, function, unit, trains=unit in loops)
         outer = (unit,) if unit is not None else ()
+        outer_loops = [unit] if unit is not None else []
         for loop, place in function.loops:
-            if place.loops[-1:] == outer and not within(place, unit):
+            if place.loops[-1:] == outer and holds_each_step(context, function, within(place, unit), outer_loops):
                 yield from _each_value(context, function, loop, "step" if unit in loops else "batch")
         for call in function.calls:
             if call.place.loops[-1:] != outer or not each_step(context, call, unit) or goes_back(context, call):

@@ -49,7 +49,7 @@ NUMBERS = {
 }
 REDUCES = {"any", "all", "sum", "max", "min", "mean", "norm"}
 OF_TENSOR = {"item", "tolist", "cpu"}
-LOADERS = re.compile(r"loader|dataset|batches|epoch|range\(")
+LOADERS = re.compile(r"loader|dataset|batches|epoch")
 NO_STEP = re.compile(
     r"eval|valid|infer|metric|post_?process|accuracy|sampler|visual|export|wrapper|inception|(?:^|_)fid|statistics"
     r"|test|demo|predict",
@@ -196,7 +196,7 @@ def _first_reads(context: Context, function: Function, loop: ast.stmt | None) ->
     held = context.tensors.held(function)
     seen: set[tuple[int, Held]] = set()
     for call in function.calls:
-        if not _is_in(call, loop) or not each_step(context, call, loop):
+        if not _is_in(context, call, loop) or not each_step(context, call, loop):
             continue
         first = any(context.ranks.guard(function, guard) == "first" for guard in within(call.place, loop))
         for read in _read_by(context, call, held, seen, 0):
@@ -214,12 +214,18 @@ def _chosen(found: list[Read], function: Function) -> list[Read]:
     return [chosen] if many is None else [chosen, many]
 
 
-def _is_in(call: Call, loop: ast.stmt | None) -> bool:
+def _is_in(context: Context, call: Call, loop: ast.stmt | None) -> bool:
     """Tell whether a call stands in a loop, or in one within it that goes over parts of the step."""
     if loop is not None and loop not in call.place.loops:
         return False
     inner = call.place.loops[call.place.loops.index(loop) + 1 :] if loop is not None else call.place.loops
-    return all(isinstance(one, ast.For) and not LOADERS.search(ast.unparse(one.iter).lower()) for one in inner)
+    if not all(isinstance(one, ast.For) for one in inner):
+        return False
+    texts = [ast.unparse(one.iter).lower() for one in inner if isinstance(one, ast.For)]
+    if any(LOADERS.search(text) for text in texts):
+        return False
+    counted = [one for one, text in zip(inner, texts, strict=True) if "range(" in text]
+    return not counted or not any(one in step_loops(context, call.function) for one in counted)
 
 
 def _read_by(context: Context, call: Call, held: Held, seen: set[tuple[int, Held]], depth: int) -> Iterator[Read]:
@@ -341,14 +347,21 @@ def reads(context: Context, call: Call, held: Held) -> bool:
         return _is_loss(func.value) or tensors.holds(function, func.value, held.may) or _is_one_of_values(call)
     if call.name in NUMBERS and len(call.node.args) == 1:
         return surely(call.node.args[0])
+    if call.name == "range":
+        return any(surely(one) for one in call.node.args)
     if call.last in SHOWS:
         return any(_is_shown(context, function, one, held, line) for one in arguments_of(call.node))
     if any(_is_text(one) and _is_shown(context, function, one, held, line) for one in call.node.args):
         return True
     if call.last == "add_scalar" and len(call.node.args) > 1:
         return surely(call.node.args[1])
-    if call.name == "wandb.log" and call.node.args and isinstance(call.node.args[0], ast.Dict):
-        return any(surely(value) for value in call.node.args[0].values)
+    if call.last in ("log", "add_scalars", "log_metrics") and call.name.partition(".")[0] not in (
+        "math",
+        "torch",
+        "numpy",
+    ):
+        dicts = [one for one in call.node.args if isinstance(one, ast.Dict)]
+        return any(surely(value) for one in dicts for value in one.values)
     return False
 
 

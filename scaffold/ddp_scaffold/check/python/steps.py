@@ -221,11 +221,7 @@ def is_turn(function: Function, test: ast.expr) -> bool:
 def seldom(context: Context, function: Function, guard: Guard, of_rank: bool = False) -> bool:
     """Tell whether a condition may not hold at each step: one that counts, or is of logging, a type, the rank."""
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) else [guard.test]
-    rest = [
-        part
-        for part in parts
-        if not (guard.holds and (holds_always(context, function, part) or _weighs(context, function, part)))
-    ]
+    rest = [part for part in parts if not (guard.holds and _is_usual(context, function, part))]
     counts = any(
         isinstance(part, (ast.Lt, ast.Gt, ast.LtE, ast.GtE))
         or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and "rank" not in ast.unparse(part.left))
@@ -237,6 +233,24 @@ def seldom(context: Context, function: Function, guard: Guard, of_rank: bool = F
     words = r"log|print|verbose|debug|every|isinstance|eval|nan|inf|interval|freq|test|profile"
     other = r"" if of_rank else r"|rank|main|master|writer"
     return counts or bool(re.search(words + other, text))
+
+
+def _is_usual(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a test holds in training as it usually is."""
+    return (
+        holds_always(context, function, test)
+        or _weighs(context, function, test)
+        or _is_on_in_training(context, function, test)
+    )
+
+
+def _is_on_in_training(context: Context, function: Function, test: ast.expr) -> bool:
+    """Tell whether a test asks for a flag of an object that its method `train()` sets to True."""
+    name = dotted(test)
+    if not name.startswith("self.") or function.of_class is None or "train" not in function.of_class.methods:
+        return False
+    given = function.of_class.methods["train"].assignments.get(name, ())
+    return bool(given) and all(is_constant(a.value, True) for a in given)
 
 
 def _weighs(context: Context, function: Function, test: ast.expr) -> bool:

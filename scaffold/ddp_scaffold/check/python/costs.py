@@ -41,9 +41,10 @@ def accumulation(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         of_engine = bool(call.node.args) and call.name != "torch.autograd.backward"  # of DeepSpeed: it counts itself
-        if (call.last != "backward" or of_engine) and not is_step_of_scaler(call):
+        own = (call.last == "backward" and not of_engine) or is_step_of_scaler(call)
+        if not own and not (call.place.loops and _steps_behind(context, call) and goes_back(context, call)):
             continue
-        if _is_counted(function, call):
+        if _is_counted(context, function, call):
             message = (
                 "every backward pass reduces the gradients over all ranks, and the optimizer steps at every n-th only:"
                 " n - 1 of n reductions are for nothing"
@@ -69,7 +70,7 @@ def _accumulates(guard: Guard) -> bool:
     return more and guard.holds and any(ACCUMULATES.search(name) for name in names_in(test))
 
 
-def _is_counted(function: Function, call: Call) -> bool:
+def _is_counted(context: Context, function: Function, call: Call) -> bool:
     """Tell whether the optimizer makes its step at every n-th turn in which a call goes back."""
     if is_step_of_scaler(call):
         update = keyword(call.node, "update_grad")
@@ -82,7 +83,7 @@ def _is_counted(function: Function, call: Call) -> bool:
     if accumulating:  # of the other branch the steps are others
         steps = [c for c in steps if any(g.test is accumulating[0] and g.holds for g in c.place.guards)]
     counted = [any(_every_nth(guard) or _is_counter(function, guard) for guard in c.place.guards) for c in steps]
-    return (bool(steps) and all(counted)) or _steps_behind(call)
+    return (bool(steps) and all(counted)) or _steps_behind(context, call)
 
 
 def _meaning(function: Function, node: ast.expr) -> ast.expr:
@@ -106,11 +107,15 @@ def _is_counter(function: Function, guard: Guard) -> bool:
     return isinstance(test.left, ast.BinOp) or any(isinstance(a.node, ast.AugAssign) for a in added)
 
 
-def _steps_behind(call: Call) -> bool:
+def _steps_behind(context: Context, call: Call) -> bool:
     """Tell whether the optimizer steps behind an inner loop of backward passes, within the same loop around both."""
     loops = call.place.loops
-    if len(loops) < 2 or literal(loops[-1]):
+    if not loops or literal(loops[-1]):
         return False
+    if len(loops) < 2:  # the loop around both may be that of a caller
+        sites = context.program.sites.get(id(call.function), ())
+        if not any(site.place.loops for site in sites):
+            return False
     steps = [c for c in call.function.calls if c.last == "step" and (OPTIMIZER.search(_owner(c)) or _owner(c) == "amp")]
     inner = any(loops[-1] in c.place.loops for c in steps)
     return not inner and any(c.order > call.order and c.place.loops == loops[:-1] for c in steps)

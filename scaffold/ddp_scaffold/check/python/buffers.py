@@ -173,7 +173,7 @@ def large(context: Context, function: Function) -> Iterator[Found]:
     """Yield buffers of many megabytes in a model that DDP wraps: rank 0 sends them to all at each forward pass."""
     owner = function.of_class
     calls = [call for call in function.calls if call.last == "register_buffer"]
-    if not calls or owner is None or not context.plain(function.module) or not _is_broadcast(context, owner):
+    if not calls or owner is None or not context.plain(function.module):
         return
     for call in calls:
         given = call.node.args[1] if len(call.node.args) > 1 else keyword(call.node, "tensor")
@@ -181,6 +181,8 @@ def large(context: Context, function: Function) -> Iterator[Found]:
         named = call.node.args[0] if call.node.args else keyword(call.node, "name")
         if size is None or size.bytes < MINIMUM:
             continue
+        if not _is_broadcast(context, owner):  # asked last: it looks through the whole model
+            return
         name = str(named.value) if isinstance(named, ast.Constant) else owner.name
         message = (
             f"DDP broadcasts the buffer `{name}` from rank 0 at each forward pass: {size.bytes / 1e6:.0f} MB for each"

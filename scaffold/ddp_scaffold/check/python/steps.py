@@ -294,7 +294,8 @@ def _is_one(context: Context, function: Function, node: ast.expr) -> bool:
     name = dotted(node)
     values = [a.value for a in context.program.assigned(function, name)] if name else []
     if values:
-        return all(is_constant(value, 1) for value in values)
+        told = "exec(open(" in function.module.file.text  # a file of settings sets it again
+        return not told and all(is_constant(value, 1) for value in values)
     last = name.rpartition(".")[2]
     owner = name.rpartition(".")[0].rpartition(".")[2]
     if not last or not CHOICES.fullmatch(owner):

@@ -25,7 +25,7 @@ SPAWNS = re.compile(r"mp\.spawn\(|multiprocessing\.spawn\(")
 REMOVED = re.compile(r"unlink|os\.remove|rmtree|tempfile|mkdtemp|uuid|JOB_ID|TemporaryDirectory")
 PLACES = re.compile(r"set_device|cuda\.device\(|\bxla\b|torch_xla|\bnpu|\bhpu|set_default_device|accelerator\.")
 INIT = "torch.distributed.init_process_group"
-SET_DEVICE = "torch.cuda.set_device"
+SET_DEVICE = {"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx"}
 MAX_CALLERS = 4
 LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
 MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
@@ -213,7 +213,7 @@ def late_device(context: Context, function: Function) -> Iterator[Found]:
     init = next((c for c in function.calls if c.name == INIT), None)
     if init is None or keyword(init.node, "device_id") is not None or is_constant(_backend(init), "gloo"):
         return
-    late = next((c for c in function.calls if c.name == SET_DEVICE), None)
+    late = next((c for c in function.calls if c.name in SET_DEVICE), None)
     if late is None:
         yield from _late_elsewhere(context, function, init)
         return
@@ -292,7 +292,7 @@ def _set_behind(context: Context, init: Call, depth: int) -> list[Call] | None:
     Where a program sets it before, it is right there; the others are told only if none of them does.
     """
     mine = [c for c in init.function.calls if c.node is not init.node and not _excludes(c, init)]
-    setters = [c for c in mine if c.name == SET_DEVICE or _sets_device(context, c, 0)]
+    setters = [c for c in mine if c.name in SET_DEVICE or _sets_device(context, c, 0)]
     if any(c.order < init.order for c in setters):
         return None
     if setters or depth > MAX_CALLERS:
@@ -316,7 +316,7 @@ def _sets_device(context: Context, call: Call, depth: int) -> bool:
     target = context.program.called(call)
     if target is None or depth > 2 or target is call.function:
         return False
-    return any(c.name == SET_DEVICE or _sets_device(context, c, depth + 1) for c in target.calls)
+    return any(c.name in SET_DEVICE or _sets_device(context, c, depth + 1) for c in target.calls)
 
 
 def _never_set(context: Context, function: Function, init: Call) -> bool:

@@ -11,6 +11,14 @@ from .words import Word, tokens
 
 STARTERS = {"srun": "srun", "mpirun": "mpi", "mpiexec": "mpi", "ibrun": "mpi", "aprun": "mpi", "jsrun": "mpi"}
 PREFIXES = {"exec", "time", "nohup", "command", "stdbuf", "numactl", "nice", "timeout", "singularity", "apptainer"}
+CONTAINERS = {
+    "singularity",
+    "apptainer",
+    "singularity_wrapper",
+    "shifter",
+    "podman-hpc",
+    "xvfb-run",
+}  # the program is behind
 # Options of srun without a value, or with one only behind `=`.
 SRUN_FLAGS = {
     *(
@@ -260,8 +268,8 @@ def _expanded(script: Script, words: Sequence[Word], depth: int = 3) -> tuple[li
 def _without_prefixes(words: Sequence[Word]) -> list[Word]:
     """Leave out `exec`, `time`, `timeout 1h`, `apptainer exec --nv image`: what stands behind them is the program."""
     rest = list(words)
-    while rest and _name(rest[0]) in PREFIXES:
-        container = _name(rest[0]) in ("singularity", "apptainer")
+    while rest and _name(rest[0]) in PREFIXES | CONTAINERS:
+        container = _name(rest[0]) in CONTAINERS
         limit = _name(rest[0]) == "timeout"
         rest.pop(0)
         if container:

@@ -32,6 +32,7 @@ OF_THE_GROUP = re.compile(
     r"--(?:dist|distributed|master|main_process|main|ddp|rdzv|multi|init|distributed_init)[-_]?(?:url|port|method|endpoint)"
 )
 PORT_OF_ADDRESS = re.compile(r"(?:(?:tcp://)?[^\s:/]+:)?(\d{4,5})")
+OTHER_LAUNCHERS = re.compile(r"(?:^|/)(?:accelerate|deepspeed)$")
 WORKERS = re.compile(r"--(?:num[-_]workers|workers|n[-_]workers|data[-_]workers|loader[-_]workers)(?:=(\d+))?$")
 
 
@@ -355,7 +356,8 @@ def _cpus(job: Job, launch: Launch) -> Iterator[Finding]:
     options = launch.starter_options
     if launch.starter != "srun" or not job.cpus_per_task or job.cpus_per_task < 2 or launch.unsure:
         return
-    if launch.program not in ("torchrun", "launch", "python", "shell") or job.sources_unknown:
+    trains = launch.program in ("torchrun", "launch", "python", "shell")
+    if not (trains or (launch.program == "other" and OTHER_LAUNCHERS.search(launch.target))) or job.sources_unknown:
         return
     given = {"--cpus-per-task", "-c", "--cpus-per-gpu", "--threads-per-core", "--exact"} & set(options)
     bound = options.get("--cpu-bind", options.get("--cpu_bind", ""))

@@ -284,6 +284,18 @@ PYTHON: tuple[Described, ...] = (
         "a run that goes on begins with empty moments, at the learning rate of the start",
     ),
     described(
+        322,
+        "best-begins-anew",
+        "a best value that a run which goes on from a checkpoint begins with nothing",
+        "the first validation after the resume overwrites the best checkpoint, whatever it is",
+    ),
+    described(
+        323,
+        "state-not-saved",
+        "a second optimizer or a schedule that makes steps, and that no checkpoint has",
+        "a run that goes on has the state of the others, and begins this one anew",
+    ),
+    described(
         401,
         "item-per-step",
         "item() of the loss at every step, or a test of it",

@@ -203,11 +203,7 @@ def _has_nodes(context: Context, function: Function) -> bool:
     """Tell whether a program may run on several nodes: it tells their ranks apart, or a launcher gives it its rank."""
     if any(context.says_near(function.module, pattern) for pattern in (NODES, BY_LAUNCHER)):
         return True
-    return any(
-        any(context.says_itself(module, NODES) for module in part)
-        or all(any(context.says_itself(module, pattern) for module in part) for pattern in (FROM_LAUNCHER, LOCAL_RANK))
-        for part in context.programs_with(function.module)
-    )
+    return all(context.says_near(function.module, pattern) for pattern in (FROM_LAUNCHER, LOCAL_RANK))
 
 
 def _remembered(context: Context, function: Function) -> Iterator[Found]:

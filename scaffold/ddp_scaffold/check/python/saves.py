@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats, repeats_path, saved
+from .checkpoints import ENTRIES, LAST, Path, Saved, parts_of, paths, repeats_path, saved
 from .context import Context, Found
 from .effects import walk_body
 from .module import (
     Call,
     Function,
     Guard,
-    Module,
     arguments_of,
     dotted,
     dotted_names,
@@ -30,10 +28,6 @@ COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 RENAMES = {"os.replace", "os.rename", "shutil.move"}
 STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE)
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
-OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
-OPTIMIZER_LOADED = re.compile(
-    r"opt(?:im\w*)?(?:_\w+)?(?:\[[^\]]*\])?\.load_state_dict|load_optim|optim\w*\.load\b", re.I
-)
 RESULTS = re.compile(r"(?:^|/)(?:eval|results?|pred)", re.IGNORECASE)  # a folder of what was measured
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
@@ -43,13 +37,7 @@ NODES = re.compile(
     r"rank\s*\*\s*(?:args\.)?n?_?gpus?_per_node|node_rank|NODE_RANK|nnodes|num_nodes|SLURM_NNODES|SLURM_NODEID"
     r"|OMPI_COMM_WORLD_RANK|SLURM_PROCID|global_rank|submitit|environ(?:\.get)?[\[(]['\"]RANK['\"]"
 )
-OPTIMIZER = re.compile(r"opt|solver|adam|sgd")
-ELSEWHERE = re.compile(
-    r"vars\(|__dict__\[|getattr\([^()]*\)\.state_dict|save_state|save_checkpoint\(model=|\.save_checkpoint\("
-)
 EVALUATES = re.compile(r"test|eval|infer|demo|predict|visuali[sz]e|sample|data|token|vocab|embed|pretrain", re.I)
-ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNORECASE)
-COUNTER = re.compile(r"(?:start|resume|init|begin|last|current)_?(?:epoch|step|iter\w*)")
 BY_LAUNCHER = re.compile(r"init_method\s*=\s*[\"']env://")
 ONE_NODE = re.compile(r"mp\.spawn|multiprocessing\.spawn|MASTER_ADDR[\"']\]\s*=")
 LOADS = {"load_state_dict", "load_checkpoint", "resume_checkpoint", "resume", "load_model"}
@@ -491,112 +479,10 @@ def is_newest(node: ast.Call) -> bool:
     return newest and bool(re.search(r"ckpt|checkpoint|\.pth|\.pt\b|resume|model", text))
 
 
-def without_optimizer(context: Context, function: Function) -> Iterator[Found]:
-    """Yield checkpoints from which training goes on, in a program that never saves the optimizer's state."""
-    if not context.plain(function.module):
-        return
-    states = context.calls_in_component(function.module, "state_dict")
-    if not states or any(OPTIMIZER.search(ast.unparse(c.node.func).lower()) for c in states):
-        return
-    if context.says(function.module, ELSEWHERE) or not context.says(function.module, ADAPTIVE):
-        return
-    for call in function.calls:
-        if saved(context, call) is None or not repeats(context, call):
-            continue
-        start = _goes_on_from(context, function)
-        if start is None:
-            continue
-        line = start.module.position(start.node.lineno)[1]
-        message = (
-            f"no checkpoint has the optimizer's state, and {start.module.file.path} line {line} goes on from one: each"
-            " resume begins with moments of zero"
-        )
-        fix = 'save {"model": ..., "optimizer": optimizer.state_dict()}, and load both'
-        yield Found("DDP310", function.module, call.node, message, fix)
-        return
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Where a run takes up its counter from a checkpoint."""
-
-    module: Module
-    node: ast.stmt
-
-
-def _goes_on_from(context: Context, function: Function) -> _Start | None:
-    """Return where a counter of steps or epochs is set from a checkpoint, or from its name."""
-    here = function.module
-    near = [m for m in context.in_component(here) if here in context.program.imports_of(m)]
-    for module in (here, *context.program.imports_of(here), *near):
-        for other in module.functions:
-            for name, found in other.assignments.items():
-                if not COUNTER.fullmatch(name.rpartition(".")[2]):
-                    continue
-                for one in found:
-                    text = ast.unparse(one.value) if one.value is not None else ""
-                    if re.search(r"(?:ckpt|checkpoint|state\w*|resume\w*|path|file\w*)\b", text) and (
-                        re.search(r"\[['\"](?:epoch|step|iter)|\bint\(|from_filename|parse_\w+\(", text)
-                    ):
-                        return _Start(module, one.node)
-    return None
-
-
-def not_loaded(context: Context, function: Function) -> Iterator[Found]:
-    """Yield an optimizer's state that is saved, where a resume takes up the weights and the epoch, and never that."""
-    saves = [c for c in function.calls if saved(context, c) is not None]
-    if not saves or not context.plain(function.module) or context.says(function.module, OPTIMIZER_LOADED):
-        return
-    states = [c for c in function.calls if c.last == "state_dict" and OPTIMIZERS.fullmatch(_owner_of(c))]
-    held = next((c for c in states if _saved_with(function, c, saves)), None)
-    if held is None:
-        return
-    loads = [c for c in context.calls_in_component(function.module, "load") if c.name in ("torch.load", "json.load")]
-    loads.sort(key=lambda c: c.function.module is not function.module)
-    resume = next((c for c in loads if _takes_up(c)), None)
-    if resume is not None:
-        module = resume.function.module
-        where = f"{module.file.path} line {module.position(resume.node.lineno)[1]}"
-        message = (
-            f"`{shown(held.node, 40)}` is saved, and nothing loads it: the run that goes on from {where} has the"
-            " weights and the epoch, and an optimizer that begins anew"
-        )
-        fix = f"load it there, `{_owner_of(held)}.load_state_dict(...)`, and the schedule's state as well"
-        yield Found("DDP321", function.module, held.node, message, fix)
-
-
-def _owner_of(call: Call) -> str:
-    return dotted(call.node.func).rpartition(".")[0].rpartition(".")[2]
-
-
-def _saved_with(function: Function, call: Call, saves: list[Call]) -> bool:
-    """Tell whether a value is part of what torch.save is given, at once or as a part of a variable."""
-    for save in saves:
-        node = save.node.args[0]
-        values = [node, *(a.value for a in function.assignments.get(dotted(node), ()) if dotted(node) and a.value)]
-        if any(part is call.node for value in values for part in ast.walk(value)):
-            return True
-    return False
-
-
-def _takes_up(call: Call) -> bool:
-    """Tell whether a load gives the epoch or the step at which training goes on, and the weights."""
-    names = {name for name, found in call.function.assignments.items() for a in found if a.value is call.node}
-    keys = {
-        str(part.slice.value)
-        for part in ast.walk(call.function.node)
-        if isinstance(part, ast.Subscript) and dotted(part.value) in names and isinstance(part.slice, ast.Constant)
-    }
-    counted = any(re.search(r"epoch|step|iter", key) for key in keys)
-    return counted and any(c.last == "load_state_dict" for c in call.function.calls)
-
-
 RULES = (in_place,)
 OF_RANKS = (
     all_ranks,
     each_node,
     removed_first,
     guesses,
-    without_optimizer,
-    not_loaded,
 )  # only where several ranks run the file

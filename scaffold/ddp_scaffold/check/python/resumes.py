@@ -187,8 +187,9 @@ def not_saved(context: Context, function: Function) -> Iterator[Found]:
         schedule = SCHEDULE.search(dotted(owner)) is not None
         if not schedule and not OPTIMIZERS.fullmatch(dotted(owner).rpartition(".")[2]):
             continue
-        if not any(isinstance(value.node, ast.Call) for value in values_of(context, function, owner)):
-            continue  # nobody knows what made it
+        looped = any(isinstance(a.node, ast.For) for a in function.assignments.get(dotted(owner), ()))
+        if looped or not any(isinstance(value.node, ast.Call) for value in values_of(context, function, owner)):
+            continue  # one of several, or nobody knows what made it
         kept = _held_by(context, function.module)
         if not any(OPTIMIZERS.fullmatch(name) for _, name in kept):
             continue

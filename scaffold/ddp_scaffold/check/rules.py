@@ -296,6 +296,12 @@ PYTHON: tuple[Described, ...] = (
         "a run that goes on has the state of the others, and begins this one anew",
     ),
     described(
+        324,
+        "names-of-ddp",
+        "what is saved of a model in DDP, and loaded into one that is not, or the reverse",
+        "the names of the parameters differ by `module.`, and no run goes on",
+    ),
+    described(
         401,
         "item-per-step",
         "item() of the loss at every step, or a test of it",

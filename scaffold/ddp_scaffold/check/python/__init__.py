@@ -35,6 +35,7 @@ from . import (
     shares,
     stops,
     waiting,
+    wrapped,
     writes,
 )
 from .context import Context, Found
@@ -67,6 +68,7 @@ ROOMS = (
     costs,
     buffers,
     everywhere,
+    wrapped,
     writes,
 )
 ANYWHERE = tuple(rule for room in ROOMS for rule in room.RULES)

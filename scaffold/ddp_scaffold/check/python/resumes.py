@@ -25,7 +25,10 @@ ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNOR
 COUNTED = re.compile(r"(?:^|[._])(?:epoch|step|iter)", re.IGNORECASE)
 COUNTED_KEY = re.compile(r"(?:\[|get\()['\"]\w*(?:epoch|step|iter)\w*['\"]", re.IGNORECASE)
 SCHEDULE = re.compile(r"sched", re.IGNORECASE)
-SET_AGAIN = re.compile(r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))")
+SET_AGAIN = re.compile(
+    r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
+    r"|range\([^,\n]*(?:start|resume|init|last)[^,\n]*\):\s*\n?\s*\w*\.?\w*sched\w*\.step"
+)
 SETS_ANY = re.compile(r"setattr\(|__dict__\.update")
 BEST = re.compile(
     r"best|^(?:min|max|lowest|highest)_(?:val|loss|acc|err|f1|dice|score|psnr|miou|map|ap)", re.IGNORECASE

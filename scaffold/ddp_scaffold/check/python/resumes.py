@@ -29,6 +29,7 @@ SET_AGAIN = re.compile(
     r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
     r"|range\([^,\n]*(?:start|resume|init|last)[^,\n]*\):\s*\n?\s*\w*\.?\w*sched\w*\.step"
 )
+OF_ITS_RATE = re.compile(r"ExponentialLR|ReduceLROnPlateau")  # goes on from the rate that the optimizer has
 SETS_ANY = re.compile(r"setattr\(|__dict__\.update")
 BEST = re.compile(
     r"best|^(?:min|max|lowest|highest)_(?:val|loss|acc|err|f1|dice|score|psnr|miou|map|ap)", re.IGNORECASE
@@ -248,6 +249,9 @@ def _held_by(context: Context, module: Module) -> set[tuple[int, str]]:
             return set()
         if any(isinstance(a.node, ast.For) for _, a in assignments_of(context, call.function, dotted(owner))):
             return set()  # from a loop over many
+        known = any(isinstance(value.node, ast.Call) for value in values_of(context, call.function, owner))
+        if not known and (OPTIMIZERS.fullmatch(_owner_of(call)) or SCHEDULE.search(_owner_of(call))):
+            return set()  # given by somebody who is not known
         found |= _variables_behind(context, call.function, owner)
     return found
 
@@ -257,6 +261,8 @@ def _is_set_again(context: Context, function: Function, call: Call, owner: ast.e
     if call.node.args or call.node.keywords or context.says(function.module, SET_AGAIN):
         return True
     made = [v.node for v in values_of(context, function, owner) if isinstance(v.node, ast.Call)]
+    if all(OF_ITS_RATE.search(dotted(one.func)) for one in made):
+        return True
     return any(keyword(one, "last_epoch") is not None or len(one.args) > 3 for one in made)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .checkpoints import paths, saved
 from .context import Context, Found
 from .effects import walk_body
-from .module import Call, Function, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
+from .module import Call, Function, Guard, argument, arguments_of, dotted, is_constant, keyword, names_in, shown
 from .saves import BY_LAUNCHER, NODES, PATH
 from .stops import SPAWN
 from .waiting import barriers_around
@@ -35,7 +35,10 @@ def ranks_run(context: Context, function: Function) -> bool:
 
 def on_every_rank(context: Context, call: Call, depth: int) -> bool:
     """Tell whether a call stands under no condition of the rank, nor do the calls by which it is reached."""
-    if context.ranks.partial(call) is not None or context.ranks.alone(call.function, call.place.guards):
+    found = context.ranks.partial(call)
+    if found is not None and not _in_both_branches(call, found[0]):
+        return False
+    if context.ranks.alone(call.function, call.place.guards):
         return False
     if any(re.search(r"main_process_first|first|lock", ast.unparse(one).lower()) for one in call.place.withs):
         return False
@@ -50,6 +53,17 @@ def on_every_rank(context: Context, call: Call, depth: int) -> bool:
         return True
     of_ranks = [site for site in sites if context.run_by_ranks(site.function)] or sites
     return any(not _before_ranks(site) and on_every_rank(context, site, depth + 1) for site in of_ranks)
+
+
+def _in_both_branches(call: Call, guard: Guard) -> bool:
+    """Tell whether the other ranks make the same call: `if rank == 0: found = train() else: train()`."""
+    text = dotted(call.node.func)
+    return any(
+        dotted(other.node.func) == text
+        and any(g.test is guard.test and g.holds != guard.holds and not g.early for g in other.place.guards)
+        for other in call.function.calls
+        if text and not guard.early
+    )
 
 
 def _before_ranks(site: Call) -> bool:
@@ -75,8 +89,9 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         given = keyword(call.node, "num_workers") if call.last == "DataLoader" else None
-        if call.last == "Pool" and call.node.args and ranks_run(context, function) and on_every_rank(context, call, 0):
-            given = call.node.args[0]
+        size = _size_of_pool(call)
+        if size is not None and ranks_run(context, function) and on_every_rank(context, call, 0):
+            given = size
         if given is None:
             continue
         values = [given, *(a.value for a in context.program.assigned(function, dotted(given)) if dotted(given))]
@@ -88,6 +103,14 @@ def workers(context: Context, function: Function) -> Iterator[Found]:
             )
             fix = f"divide it by the ranks of a node: `{shown(value)} // torch.cuda.device_count()`"
             yield Found("DDP411", function.module, call.node, message, fix)
+
+
+def _size_of_pool(call: Call) -> ast.expr | None:
+    """Return how many processes a pool has, where that is given; without, it has as many as there are CPUs."""
+    if call.last not in ("Pool", "ProcessPoolExecutor"):
+        return None
+    given = call.node.args[0] if call.node.args else None
+    return given or keyword(call.node, "processes") or keyword(call.node, "max_workers")
 
 
 def logs(context: Context, function: Function) -> Iterator[Found]:

@@ -47,7 +47,7 @@ STARTS = {"subprocess.run", "subprocess.call", "subprocess.check_call", "subproc
 PROGRAMS = re.compile(
     r"\b(?:tar|unzip|7z|wget|curl|ffmpeg|java|perl|python3?|spm_train)\s|(?:^|\s)\./\S*eval|\beval\w*/\S*eval"
 )
-AWAY = re.compile(r"--version|-c\s|-m pip|pip install|&\s*$|nohup")
+AWAY = re.compile(r"--version|python3? -c\s|-m pip|pip install|&\s*$|nohup")
 
 
 def evaluates(context: Context, function: Function, depth: int = 0, quiet: bool = False) -> bool:

@@ -13,9 +13,9 @@ from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyw
 from .samplers import (
     EVALUATES,
     HELD_OUT,
+    SEVERAL,
     TRAIN,
     Loader,
-    comes_to,
     goes_backward,
     loader_comes_to,
     shares_itself,
@@ -79,18 +79,23 @@ def on_all(context: Context, function: Function) -> Iterator[Found]:
     if not context.plain(function.module):
         return
     for call in function.calls:
-        name = variable_of(function, call)
-        if call.last != "DataLoader" or not HELD_OUT.search(name.rpartition(".")[2]) or len(call.node.args) > 3:
+        if call.last != "DataLoader" or len(call.node.args) > 3:
             continue
-        given = {word.arg for word in call.node.keywords}
-        if given & {None, "sampler", "batch_sampler"} or context.ranks.partial(call) is not None or call.place.guards:
+        name = variable_of(function, call)
+        if not HELD_OUT.search(name.rpartition(".")[2] or function.name):
+            continue
+        given = {word.arg for word in call.node.keywords if not is_constant(word.value, None)}
+        if given & {None, "sampler", "batch_sampler"} or context.ranks.partial(call) is not None:
+            continue
+        if any(SEVERAL.search(ast.unparse(guard.test)) for guard in call.place.guards):
             continue
         if shares_itself(context, function, call) or not on_every_rank(context, call, 0):
             continue
-        if not context.run_by_ranks(function) or not comes_to(context, function, name, _all_evaluate):
+        if not context.run_by_ranks(function) or not loader_comes_to(context, Loader(function, call), _all_evaluate):
             continue
+        what = f"`{name}`" if name else "what this loader gives"
         message = (
-            f"every rank goes over all of `{name}` and computes the same: n ranks take as long for the validation as"
+            f"every rank goes over all of {what} and computes the same: n ranks take as long for the validation as"
             " one would"
         )
         fix = "give each rank a part that repeats no sample (`Subset(data, range(rank, n, world_size))`), and reduce"

@@ -13,6 +13,11 @@ from .module import Call, Function, Guard, dotted, shown
 
 LENGTHY = {"sampling", "sample", "generate", "inference", "fid", "pesq", "beam"}
 CACHES = re.compile(r"^load_and_cache_\w+")  # as in the examples of transformers
+# What is prepared once, and read by all ranks after that.
+PREPARED = re.compile(
+    r"data|cache|tokeni[sz]e|download|prepare|process|features|corpus|vocab|fetch|unzip|extract", re.IGNORECASE
+)
+NO_DATA = re.compile(r"pretrained|weights|checkpoint|ckpt|state|model|config|barrier|sync", re.IGNORECASE)
 LONG = {
     *("test", "val", "valid", "score", "scores", "inception", "testing"),
     "estimate",
@@ -70,7 +75,7 @@ def _is_in_training(context: Context, function: Function, guard: Guard, depth: i
     """Tell whether the condition of the rank stands in a loop in which all ranks train, here or where it is called."""
     place = next((place for test, place, _ in function.tests if test.test is guard.test), None)
     if place is not None and place.loops:
-        return context.together(function, place.loops[0])
+        return _trains_in(context, function, place.loops[0])
     return _is_called_in_training(context, function, 0)
 
 
@@ -81,11 +86,24 @@ def _is_called_in_training(context: Context, function: Function, depth: int) -> 
     for site in callers(context, function):
         if site.function is function or context.ranks.partial(site) is not None:
             continue
-        if site.place.loops and context.together(site.function, site.place.loops[0]):
+        if site.place.loops and _trains_in(context, site.function, site.place.loops[0]):
             return True
         if not site.place.loops and depth < 4 and _is_called_in_training(context, site.function, depth + 1):
             return True
     return False
+
+
+def _trains_in(context: Context, function: Function, loop: ast.stmt) -> bool:
+    """Tell whether ranks train in a loop, also by a method of an object that a setting makes, such as a registry."""
+    if context.together(function, loop):
+        return True
+    unknown = (c for c in function.calls if loop in c.place.loops and "." in dotted(c.node.func))
+    return any(
+        any(one.of_class is not None and context.goes_backward(c) for one in meant for c in one.calls)
+        for call in unknown
+        if len(call.last) > 6 and context.program.called(call) is None and context.ranks.partial(call) is None
+        if (meant := context.named(function.module, call.last))
+    )
 
 
 def _is_whole(context: Context, function: Function) -> bool:
@@ -212,6 +230,7 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
             continue
         place = next((place for test, place, _ in function.tests if test.test is found[0].test), None)
         work = heavy(context, call, place.loops if place is not None else call.place.loops)
+        work = work or (_again(call, found[0]) if place is not None and not found[0].early else None)
         wait = _waits_next(context, call, found[0]) if work else None
         if work is None or wait is None:
             continue
@@ -226,6 +245,20 @@ def heavy_work(context: Context, function: Function) -> Iterator[Found]:
             " the training group (a store, or a gloo group with a timeout of its own)"
         )
         yield Found("DDP410", function.module, call.node, message, fix)
+
+
+def _again(call: Call, guard: Guard) -> str | None:
+    """Return a call in words by which rank 0 prepares data that the others read behind it, by the same call."""
+    text = dotted(call.node.func)
+    if not text or not PREPARED.search(text) or NO_DATA.search(ast.unparse(call.node)):
+        return None
+    for other in call.function.calls:
+        mine = any(g.test is guard.test and g.holds == guard.holds for g in other.place.guards)
+        if other.order > call.order and not mine and dotted(other.node.func) == text:
+            between = (c for c in call.function.calls if call.order < c.order < other.order)
+            if any("barrier" in c.last or c.last in ("synchronize", "wait_for_everyone") for c in between):
+                return f"`{text}`, which the other ranks call only behind it"
+    return None
 
 
 def _line_of(call: Call, function: Function) -> str:

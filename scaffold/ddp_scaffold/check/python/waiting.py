@@ -17,7 +17,9 @@ CACHES = re.compile(r"^load_and_cache_\w+")  # as in the examples of transformer
 PREPARED = re.compile(
     r"data|cache|tokeni[sz]e|download|prepare|process|features|corpus|vocab|fetch|unzip|extract", re.IGNORECASE
 )
-NO_DATA = re.compile(r"pretrained|weights|checkpoint|ckpt|state|model|config|barrier|sync", re.IGNORECASE)
+NO_DATA = re.compile(
+    r"pretrained|weights|checkpoint|ckpt|state|model|config|barrier|sync|download=|mnist|cifar", re.IGNORECASE
+)
 LONG = {
     *("test", "val", "valid", "score", "scores", "inception", "testing"),
     "estimate",

@@ -439,7 +439,10 @@ def is_test(context: Context, function: Function, test: ast.expr, held: Held) ->
                 continue
             if _is_loss(one.args[0]) or context.tensors.holds(function, one.args[0], held.may):
                 return True
-        plain = isinstance(part, ast.Compare) and not _is_no_number(part.comparators[0])
+        plain = isinstance(part, ast.Compare) and (
+            not _is_no_number(part.comparators[0])
+            or (isinstance(part.left, ast.Call) and last_of(part.left) in REDUCES)
+        )
         of_tensor = plain or (isinstance(part, ast.Call) and last_of(part) in ("any", "all"))
         if of_tensor and context.tensors.holds_at(function, part, held.surely, test.lineno):
             return True

@@ -24,6 +24,7 @@ from .module import (
     names_in,
     shown,
 )
+from .ranks import is_off
 from .steps import (
     each_step,
     holds_each_step,
@@ -644,7 +645,8 @@ def _waits_inside(
 ) -> Iterator[Call]:
     for call in function.calls:
         if not all(
-            _comes_in_training(context, function, guard) or (site is not None and _is_chosen(site, function, guard))
+            _comes_in_training(context, function, guard)
+            or (site is not None and _is_chosen(context, site, function, guard))
             for guard in call.place.guards
         ):
             continue
@@ -656,12 +658,13 @@ def _waits_inside(
                 yield from _waits_inside(context, target, depth + 1, seen, call)
 
 
-def _is_chosen(site: Call, function: Function, guard: Guard) -> bool:
+def _is_chosen(context: Context, site: Call, function: Function, guard: Guard) -> bool:
     """Tell whether a condition asks for a parameter that the call does not decline: `if loose:` for `f(loose=x)`."""
     name = dotted(guard.test)
-    if name not in function.parameters or argument(site, function, name) is None:
+    given = argument(site, function, name) if name in function.parameters else None
+    if given is None or is_off(site.function, dotted(given)):
         return False
-    return guard.holds and not _declined(site, function, guard)
+    return guard.holds and not _declined(site, function, guard) and not seldom(context, function, guard)
 
 
 def _comes_in_training(context: Context, function: Function, guard: Guard) -> bool:

@@ -514,12 +514,18 @@ def is_forward(context: Context, function: Function) -> bool:
         return False
     if function.name == "__call__" and "forward" in owner.methods:
         return False
+    if any("no_grad" in ast.unparse(one) or "inference_mode" in ast.unparse(one) for one in _decorators(function)):
+        return False
     if not context.plain(function.module) or not context.is_named(owner.name):
         return False
     file = function.module.parts[-1] if function.module.parts else ""
     if NO_TRAINING.search(function.module.file.inside):
         return False
     return not NO_STEP.search(owner.name) and not NO_STEP.search(file)
+
+
+def _decorators(function: Function) -> list[ast.expr]:
+    return [] if isinstance(function.node, ast.Module) else function.node.decorator_list
 
 
 def _is_module(context: Context, owner: Class) -> bool:

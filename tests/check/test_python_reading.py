@@ -189,3 +189,34 @@ def test_a_model_is_wrapped_in_many_ways(tmp_path: Path, above: str, wraps: str)
 def test_what_is_not_wrapped_is_not_told_what_its_steps_cost(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP % ("", "wrapped = model"))
     assert check(tmp_path) == []
+
+
+BUILDING = """
+from torch.nn.parallel import DistributedDataParallel
+from models import MODELS
+
+
+def build_model(name):
+    return DistributedDataParallel(MODELS[name]().cuda())
+"""
+CALLING = """
+from build import build_model
+
+
+def train(loader, optimizer):
+    model = build_model("resnet")
+    for images in loader:
+        loss = model(images)
+        %s
+        print(loss.item())
+"""
+
+
+@pytest.mark.parametrize(("does", "found"), [("loss.backward()", ["DDP401"]), ("print('shown')", [])])
+def test_a_loop_that_trains_what_another_file_wraps(tmp_path: Path, does: str, found: list[str]) -> None:
+    """The file that wraps neither imports the loop nor makes the group; one that only shows a model is no training."""
+    (tmp_path / "build.py").write_text(BUILDING)
+    (tmp_path / "models.py").write_text("MODELS = {}\n")
+    (tmp_path / "engine.py").write_text(CALLING % does)
+    (tmp_path / "main.py").write_text("from engine import train\nfrom launch import start\nstart(train)\n")
+    assert [one.rule for one in check(tmp_path)] == found

@@ -81,13 +81,14 @@ class Context:
     def distributed(self) -> dict[int, str]:
         """Return the files that several ranks run, each with its framework or ''.
 
-        They wrap a model in DDP, or join the group of one that a file connected with them wraps; and what they import,
-        and files of classes that inherit from one of theirs that trains: a setting may choose one by its name.
+        They wrap a model in DDP, call a function that does, or join the group of one that a file connected with them
+        wraps; and what they import, and files of classes that inherit from one of theirs that trains: a setting may
+        choose one by its name.
         """
-        wraps = [module for module in self.program.modules if id(module) in self._wrapping]
-        numbers = {self.program.component[id(module)] for module in wraps}
+        wraps = [call.function for module in self.program.modules for call in wrapping(module)]
+        numbers = {self.program.component[id(function.module)] for function in wraps}
         joins = (m for m in self.program.modules if self.program.component[id(m)] in numbers and self.joins_group(m))
-        waiting = list({id(module): module for module in (*wraps, *joins)}.values())
+        waiting = list({id(module): module for module in (*self._trained_by(wraps), *joins)}.values())
         found = {id(module): framework_of(module) for module in waiting}
         heirs = [m for m in self.program.modules if self.program.component[id(m)] in numbers and id(m) not in found]
         while waiting:
@@ -106,6 +107,25 @@ class Context:
     def _wrapping(self) -> frozenset[int]:
         """Return the files that make a DDP model."""
         return frozenset(id(module) for module in self.program.modules if wraps_ddp(module))
+
+    def _trained_by(self, functions: Sequence[Function]) -> list[Module]:
+        """Return the files of functions that wrap a model, and of those callers that go backward and are called."""
+        functions = list({id(function): function for function in functions}.values())
+        found = {id(function): function for function in functions}
+        waiting = list(functions)
+        while waiting:
+            calls = self.program.sites.get(id(waiting.pop()), ())
+            new = {id(call.function): call.function for call in calls if id(call.function) not in found}
+            found.update(new)
+            waiting += new.values()
+        trained = {id(call.function.module) for call in self.program.calls_named["backward"]}
+        imported = {name.rpartition(".")[2] for module in self.program.modules for name in module.imports.values()}
+        callers = [
+            function
+            for function in list(found.values())[len(functions) :]
+            if id(function.module) in trained and (self.program.sites.get(id(function)) or function.name in imported)
+        ]
+        return [function.module for function in (*functions, *callers)]
 
     def _inherits_training(self, module: Module, found: Collection[int]) -> bool:
         """Tell whether a class of a file inherits from one that trains, in one of the files that ranks run."""
@@ -354,17 +374,24 @@ def framework_of(module: Module) -> str:
 
 
 def wraps_ddp(module: Module) -> bool:
-    """Tell whether a file makes a DistributedDataParallel of PyTorch or apex, also of a class that inherits from it,
-    or averages the gradients itself.
+    """Tell whether a file makes a DistributedDataParallel, or averages the gradients itself."""
+    return any(True for _ in wrapping(module))
+
+
+def wrapping(module: Module) -> Iterator[Call]:
+    """Yield the calls that make a DistributedDataParallel of PyTorch or apex, or of a class that inherits from it,
+    and those that average a gradient.
     """
     heirs = {made.name for made in module.classes.values() if any(DDP.fullmatch(base) for base in made.bases)}
-    return any(
-        (heirs and call.name in heirs)
-        or (DDP.fullmatch(call.name) and (call.name.startswith(("torch.", "apex.")) or "." not in call.name))
-        or (call.name == "torch.distributed.all_reduce" and (is_of_gradient(call) or _of_flat_gradients(call)))
-        for function in module.functions
-        for call in function.calls
-    )
+    for function in module.functions:
+        for call in function.calls:
+            if call.name == "torch.distributed.all_reduce":
+                wraps = is_of_gradient(call) or _of_flat_gradients(call)
+            else:
+                of_library = call.name.startswith(("torch.", "apex.")) or "." not in call.name
+                wraps = bool(of_library and DDP.fullmatch(call.name)) or call.name in heirs
+            if wraps:
+                yield call
 
 
 def trains(made: Class) -> bool:

@@ -377,6 +377,12 @@ PYTHON: tuple[Described, ...] = (
         "each of them reduces all gradients over the ranks, one for nothing",
     ),
     described(
+        426,
+        "whole-cache-per-rank",
+        "a data set that each rank loads into its memory as a whole, of which its sampler gives it a part",
+        "n ranks of a node read everything n times before the first step, and need n times the memory",
+    ),
+    described(
         425,
         "large-buffer",
         "a buffer of many megabytes in a model that DDP wraps",

@@ -47,7 +47,7 @@ EVALUATES = re.compile(r"(?:^|_)(?:validate|evaluate)(?:_|$)", re.IGNORECASE)
 PADS = re.compile(r"(\w+) (?:\+= \1\[|= \1 \+ \1\[)|\.extend\((\w+)\[:")
 JOINS = re.compile(r"reduc|gather|agree|consensus|synchronize_|(?:^|_)sync(?!_?b|hronize$)", re.IGNORECASE)
 SEVERAL = re.compile(r"\bdist|distribut|ddp|rank|world|gpu|parallel|multi", re.IGNORECASE)
-SHARED = re.compile(r"rank|shard|split|iterable|world|distributed|subset|stream|wds\.|webdata|resampl")
+SHARED = re.compile(r"rank|shard|split|iterable|world|distributed|subset|(?<!down)stream|wds\.|webdata|resampl")
 PADDING = re.compile(r"pad|repeat|even")
 SAMPLER = "DistributedSampler"
 REDUCTIONS = {

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Function, dotted, names_in, shown
+from .everywhere import on_every_rank
+from .module import Call, Class, Function, dotted, is_constant, keyword, names_in, shown, variable_of
 from .ranks import COUNT
 
 # Where parts are made equal, or never end, or the ranks may end at different steps.
@@ -80,5 +81,44 @@ def _is_count(node: ast.expr) -> bool:
     return bool(COUNT.fullmatch(name) or (isinstance(node, ast.Call) and "world_size" in names_in(node)))
 
 
+def whole_caches(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a data set that each rank loads into its memory as a whole, of which its sampler gives it a part.
+
+    `CacheDataset` of MONAI loads and transforms all samples when it is made (or as many as `cache_rate` says).
+    """
+    if not context.plain(function.module) or "CacheDataset" not in function.module.file.text:
+        return
+    for call in function.calls:
+        name = variable_of(function, call) if _caches_all(context, call) else ""
+        if not name or not on_every_rank(context, call, 0):
+            continue
+        samplers = [c for c in function.calls if c.last == "DistributedSampler"]
+        if not any(name in {dotted(one) for one in _values(c.node)} for c in samplers):
+            continue
+        message = (
+            f"every rank loads and transforms all samples of `{name}` and keeps them, while its sampler gives it a part"
+            " of them: n ranks of a node read everything n times before the first step, and need n times the memory"
+        )
+        fix = "cache the rank's own part: partition_dataset of MONAI, and a loader that shuffles within it"
+        yield Found("DDP426", function.module, call.node, message, fix)
+
+
+def _caches_all(context: Context, call: Call) -> bool:
+    """Tell whether a call makes a data set that caches all samples when it is made, or one of a class made like it."""
+    if not call.last.endswith("CacheDataset") or call.last.startswith("Smart"):
+        return False
+    if is_constant(keyword(call.node, "cache_rate"), 0.0) or is_constant(keyword(call.node, "runtime_cache"), True):
+        return False
+    if any(name.startswith("partition") for value in _values(call.node) for name in names_in(value)):
+        return False
+    made = context.program.lookup(call.function.module, dotted(call.node.func))
+    bases = [base for one in context.program.hierarchy(made) for base in one.bases] if isinstance(made, Class) else []
+    return call.name.startswith("monai.") or call.name == "CacheDataset" or any("CacheDataset" in one for one in bases)
+
+
+def _values(node: ast.Call) -> list[ast.expr]:
+    return [*node.args, *(word.value for word in node.keywords)]
+
+
 RULES = ()
-OF_RANKS = (unequal_parts,)  # only where several ranks run the file
+OF_RANKS = (unequal_parts, whole_caches)  # only where several ranks run the file

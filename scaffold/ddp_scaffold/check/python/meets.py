@@ -18,6 +18,7 @@ DRAWS = re.compile(
     r"uuid\.uuid[14]|tempfile\.(?:mkdtemp|mkstemp|mktemp|NamedTemporaryFile|TemporaryDirectory)"
     r"|(?:numpy\.)?random\.(?:randint|random|choice|randrange|getrandbits|uniform)|secrets\.token_\w+"
 )
+DRAWS_AT_ALL = re.compile(r"uuid|tempfile|rand|secrets")
 ASKS_AGAIN = re.compile(r"environ|getenv|is None|exist", re.IGNORECASE)
 MAX_DEPTH = 5
 HOURS = 3.0  # so many hours of a group's timeout are told of
@@ -27,7 +28,9 @@ ORDER = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", 
 
 def own_places(context: Context, function: Function) -> Iterator[Found]:
     """Yield an address of the group that each rank draws for itself: by a random number, an id, a file's name."""
-    if not context.joins_group(function.module) or context.says(function.module, PARENT):
+    if not function.calls or not context.calls_in_component(function.module, "init_process_group"):
+        return
+    if not context.says(function.module, DRAWS_AT_ALL) or context.says(function.module, PARENT):
         return
     for node, value in _addresses(context, function):
         drawn = _draw_in(context, function, value, 0)
@@ -44,6 +47,7 @@ def own_places(context: Context, function: Function) -> Iterator[Found]:
 
 def _addresses(context: Context, function: Function) -> Iterator[tuple[ast.AST, ast.expr]]:
     """Yield what a function says where the ranks meet: to the group, in MASTER_PORT, in a setting that is one's."""
+    settings = _settings(context, function)
     for call in function.calls:
         given = keyword(call.node, "init_method") if call.name == INIT else None
         if (
@@ -53,11 +57,11 @@ def _addresses(context: Context, function: Function) -> Iterator[tuple[ast.AST, 
         ):
             yield call.node, given
         for word in call.node.keywords:
-            if word.arg and not _is_checked(call) and word.arg in _settings(context, function):
+            if word.arg in settings and not _is_checked(call):
                 yield call.node, word.value
     if "MASTER_PORT" in function.module.file.text:
         yield from _ports(context, function)
-    for name in _settings(context, function):
+    for name in settings:
         for assigned in function.assignments.values():
             for one in assigned:
                 alone = context.ranks.partial_place(function, one.place)
@@ -125,8 +129,6 @@ def _draw_in(context: Context, function: Function, node: ast.expr, depth: int) -
 
 def long_timeouts(context: Context, function: Function) -> Iterator[Found]:
     """Yield a group whose collectives may wait for hours: so long all GPUs of a hang are held."""
-    if not context.joins_group(function.module):
-        return
     for call in function.calls:
         given = keyword(call.node, "timeout") if call.name == INIT else None
         hours = _hours(context, function, given, 0) if given is not None else 0.0

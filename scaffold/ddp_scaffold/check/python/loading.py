@@ -82,7 +82,9 @@ def _is_checkpoint(context: Context, function: Function, call: Call) -> bool:
     if not foreign and (RESUMED.search(text) or any(RESUMED.search(dotted(c.func)) for _, c, _ in loads)):
         return True
     text += " ".join(path.text for path in paths(context, call, call.node.args[0]))
-    return bool(own) and not OTHERS.search(f"{text} {function.of_class.name if function.of_class else ''}")
+    return (
+        bool(own) and not foreign and not OTHERS.search(f"{text} {function.of_class.name if function.of_class else ''}")
+    )
 
 
 def _of_optimizer(node: ast.Call) -> bool:

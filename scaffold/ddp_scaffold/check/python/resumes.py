@@ -27,6 +27,7 @@ COUNTED_KEY = re.compile(r"(?:\[|get\()['\"]\w*(?:epoch|step|iter)\w*['\"]", re.
 SCHEDULE = re.compile(r"sched", re.IGNORECASE)
 SET_AGAIN = re.compile(
     r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
+    r"|sched\w*\.\w*(?:step|epoch|iter)\w*\s*=[^=]"
     r"|range\([^,\n]*(?:start|resume|init|last)[^,\n]*\):\s*\n?\s*\w*\.?\w*sched\w*\.step"
 )
 OF_ITS_RATE = re.compile(r"ExponentialLR|ReduceLROnPlateau")  # goes on from the rate that the optimizer has
@@ -250,7 +251,11 @@ def _held_by(context: Context, module: Module) -> set[tuple[int, str]]:
         if any(isinstance(a.node, ast.For) for _, a in assignments_of(context, call.function, dotted(owner))):
             return set()  # from a loop over many
         known = any(isinstance(value.node, ast.Call) for value in values_of(context, call.function, owner))
-        if not known and (OPTIMIZERS.fullmatch(_owner_of(call)) or SCHEDULE.search(_owner_of(call))):
+        if (
+            not known
+            and isinstance(owner, ast.Name)
+            and (OPTIMIZERS.fullmatch(_owner_of(call)) or SCHEDULE.search(_owner_of(call)))
+        ):
             return set()  # given by somebody who is not known
         found |= _variables_behind(context, call.function, owner)
     return found

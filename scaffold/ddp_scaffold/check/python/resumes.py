@@ -250,15 +250,19 @@ def _held_by(context: Context, module: Module) -> set[tuple[int, str]]:
             return set()
         if any(isinstance(a.node, ast.For) for _, a in assignments_of(context, call.function, dotted(owner))):
             return set()  # from a loop over many
-        known = any(isinstance(value.node, ast.Call) for value in values_of(context, call.function, owner))
-        if (
-            not known
-            and isinstance(owner, ast.Name)
-            and (OPTIMIZERS.fullmatch(_owner_of(call)) or SCHEDULE.search(_owner_of(call)))
-        ):
+        if _is_of_unknown(context, call, owner):
             return set()  # given by somebody who is not known
         found |= _variables_behind(context, call.function, owner)
     return found
+
+
+def _is_of_unknown(context: Context, call: Call, owner: ast.expr) -> bool:
+    """Tell whether a state is that of an optimizer or a schedule which callers give, nobody knows which."""
+    if not isinstance(owner, ast.Name) or not context.program.sites.get(id(call.function)):
+        return False
+    kind = OPTIMIZERS.fullmatch(owner.id) or SCHEDULE.search(owner.id)
+    known = any(isinstance(value.node, ast.Call) for value in values_of(context, call.function, owner))
+    return kind is not None and not known
 
 
 def _is_set_again(context: Context, function: Function, call: Call, owner: ast.expr) -> bool:

@@ -302,6 +302,12 @@ PYTHON: tuple[Described, ...] = (
         "the names of the parameters differ by `module.`, and no run goes on",
     ),
     described(
+        325,
+        "saved-at-end",
+        "weights that are saved once, after the last epoch, where nothing saves before",
+        "a kill, a failed node or the time limit takes the whole run",
+    ),
+    described(
         401,
         "item-per-step",
         "item() of the loss at every step, or a test of it",

@@ -180,6 +180,9 @@ def caches(context: Context, function: Function) -> Iterator[Found]:
         made = _made(context, call, 0)
         if made is None or not _by_all(context, call) or not _is_one(context, call, looked[1], made):
             continue
+        inside = made.call.function
+        if inside is not function and any(absent(context, inside, g) is not None for g in made.call.place.guards):
+            continue  # the function looks for it itself, and is told of
         seen.add(id(looked[0].test))
         yield _told(function, call, looked[1], made)
 
@@ -256,6 +259,8 @@ def downloads(context: Context, function: Function) -> Iterator[Found]:
     for call in calls:
         if not on_every_rank(context, call, 0) or not undecided_by_rank(context, call, absent=True):
             continue
+        if any(OWN.search(w) for one in arguments_of(call.node) for w in _values_of(context, function, one)):
+            continue  # into a folder of the rank's own
         alike = [
             c
             for c in context.calls_in_component(function.module, call.last)

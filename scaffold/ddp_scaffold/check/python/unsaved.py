@@ -104,7 +104,10 @@ def _saves_weights(context: Context, call: Call) -> bool:
             re.search(r"state|model|net|ckpt|checkpoint", ast.unparse(call.node.args[0]))
         )
     target = context.program.called(call)
-    return target is not None and "save" in call.last and any(_saves_weights(context, c) for c in target.calls)
+    if target is None or "save" not in call.last:
+        return False
+    named = re.search(r"state|model|ckpt|checkpoint", ast.unparse(call.node)) is not None
+    return any(_saves_weights(context, c) or (named and c.name == "torch.save") for c in target.calls)
 
 
 RULES = ()

@@ -25,7 +25,13 @@ GRAPHS = re.compile(r"torch_geometric\.datasets\.\w+|ogb\.\w+\.(?:Pyg|Dgl)?\w*Da
 LOOKS = ("exists", "isfile", "is_file", "isdir", "is_dir")
 CHECKS = re.compile(r"exist|check|cached|downloaded|processed|prepared|integrity", re.IGNORECASE)
 SAVES = ("dump", "save", "savez", "tofile")
-RENAMES = {"os.replace", "os.rename", "shutil.move"}
+RENAMES = {"os.replace", "os.rename"}
+# What stands beside a look for a file: whether it is made anew, or is a whole one, or another file.
+ANEW = re.compile(
+    r"overwrit|force|refresh|rebuild|reload|process|comput|updat|cache|md5|sha|check|integr|valid|size|len\("
+    r"|exist|is_?file|is_?dir",
+    re.IGNORECASE,
+)
 OF_PATHS = {
     "os",
     "path",
@@ -100,6 +106,8 @@ def _absent(context: Context, function: Function, test: ast.expr, holds: bool, d
         return _absent(context, function, test.operand, not holds, depth)
     if isinstance(test, ast.BoolOp):
         sure = isinstance(test.op, ast.And) is holds  # each half holds; else one of them, so it must be a plain one
+        if not sure and not all(ANEW.search(ast.unparse(value)) for value in test.values):
+            return None
         halves = [value for value in test.values if sure or not isinstance(value, ast.BoolOp)]
         parts = (_absent(context, function, value, holds, depth) for value in halves)
         return next((part for part in parts if part is not None), None)
@@ -214,6 +222,9 @@ def _made(context: Context, call: Call, depth: int) -> _Made | None:
         return _Made(call, call.node.args[1], False)
     if call.name == "lmdb.open" and call.node.args and not is_constant(keyword(call.node, "readonly"), True):
         return _Made(call, call.node.args[0], False)
+    given = next((one for one in call.node.args if re.search(r"path|file|cache", dotted(one).lower())), None)
+    if call.last in SAVES and given is not None:
+        return _Made(call, given, False)
     target = context.program.called(call)
     if target is None or depth > 1 or target is call.function or any(c.name in RENAMES for c in target.calls):
         return None

@@ -12,6 +12,7 @@ from .module import (
     Assignment,
     Call,
     Function,
+    Guard,
     argument,
     arguments_of,
     default_of,
@@ -147,6 +148,8 @@ def undecided_by_rank(context: Context, call: Call, absent: bool = False, apart_
         text = ast.unparse(guard.test)
         if "__name__" in text or guard.test is apart_from or guard.early in ("raise", "exit"):
             continue
+        if _is_of_one_process(guard):
+            return False
         if EXISTS.search(text):
             parts = guard.test.values if absent and isinstance(guard.test, ast.BoolOp) else []
             others = [part for part in parts if not EXISTS.search(ast.unparse(part))]
@@ -156,6 +159,17 @@ def undecided_by_rank(context: Context, call: Call, absent: bool = False, apart_
         if may_be_of_rank(context, call.function, guard.test, 0):
             return False
     return True
+
+
+def _is_of_one_process(guard: Guard) -> bool:
+    """Tell whether a condition holds, by its words, in a program of one process only: the other half of `parallel`."""
+    test, holds = guard.test, guard.holds
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    if isinstance(test, ast.Compare) and is_constant(test.comparators[0], False):
+        test, holds = test.left, not holds
+    several = re.search(r"distribut|parallel|multi_?(?:gpu|node|proc)|\bddp\b|initialized", ast.unparse(test), re.I)
+    return not holds and not guard.early and several is not None and not isinstance(test, ast.BoolOp)
 
 
 def may_be_of_rank(context: Context, function: Function, node: ast.expr, depth: int) -> bool:

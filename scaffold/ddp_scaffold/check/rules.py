@@ -235,6 +235,12 @@ PYTHON: tuple[Described, ...] = (
         "the other batches, and the other ranks' parts, do not count",
     ),
     described(
+        224,
+        "stream-shared-twice",
+        "a stream of datasets of which each worker of a loader takes every n-th sample",
+        "the stream has given each worker its own part already: most samples are read by nobody",
+    ),
+    described(
         301,
         "checkpoint-in-place",
         "a checkpoint that overwrites the only one in place",
@@ -539,6 +545,12 @@ PYTHON: tuple[Described, ...] = (
         "unequal-parts",
         "training data of which each rank takes every n-th, and nothing makes the parts equal",
         "a rank that has a batch more than the others waits for them in its backward pass",
+    ),
+    described(
+        642,
+        "unsorted-files",
+        "a data set of the files of a folder, in the order in which the file system gives them",
+        "it differs between the local disks of nodes, and the sampler shares out positions",
     ),
 )
 

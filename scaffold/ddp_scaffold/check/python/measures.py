@@ -18,6 +18,7 @@ from .samplers import (
     Loader,
     goes_backward,
     loader_comes_to,
+    loaders_with,
     shares_itself,
     turns_over,
 )
@@ -47,6 +48,27 @@ def dropped(context: Context, function: Function) -> Iterator[Found]:
             " is one of a part of the set, and of another part with another number of ranks"
         )
         fix = "write drop_last=False for the validation loader, and weight each batch by its size"
+        yield Found("DDP220", function.module, call.node, message, fix)
+
+
+def dropped_by_sampler(context: Context, function: Function) -> Iterator[Found]:
+    """Yield samplers of validation that leave out what does not fill a batch, or a turn of all ranks."""
+    if not context.plain(function.module):
+        return
+    for call in function.calls:
+        name = variable_of(function, call)
+        if not call.last.endswith("Sampler") or not is_constant(keyword(call.node, "drop_last"), True):
+            continue
+        if not HELD_OUT.search(name.rpartition(".")[2]) or context.ranks.alone(function, call.place.guards):
+            continue
+        loaders = loaders_with(context, function, call)
+        if not any(loader_comes_to(context, loader, _evaluated_on) for loader in loaders):
+            continue
+        message = (
+            f"drop_last leaves samples of the validation out{_of(name)}: the metric is one of a part of the set, and of"
+            " another part with another number of ranks"
+        )
+        fix = "write drop_last=False for the validation, and weight each batch by its size"
         yield Found("DDP220", function.module, call.node, message, fix)
 
 
@@ -229,4 +251,4 @@ def late_epochs(context: Context, function: Function) -> Iterator[Found]:
 
 
 RULES = ()
-OF_RANKS = (dropped, on_all, last_batch, late_epochs)  # only where several ranks run the file
+OF_RANKS = (dropped, dropped_by_sampler, on_all, last_batch, late_epochs)  # only where several ranks run the file

@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Function, dotted, dotted_names, keyword, names_in, shown
+from .module import Call, Function, arguments_of, dotted, dotted_names, keyword, names_in, shown
 from .samplers import SAMPLER
 from .seeds import SEEDS
 
 TEXTS = re.compile(r"split\(|basename|listdir|glob|keys\(\)|names?\b|paths?\b|files?\b|phoneme|caption|words?\b|video")
+LISTS = re.compile(r"os\.(?:listdir|scandir|walk)|glob\.i?glob|(?:.*\.)?glob")
+SORTS = re.compile(r"sort|shuffle|OrderedDict")
 NUMBERS = re.compile(r"\bint\(|tolist\(|range\(")
 
 
@@ -124,6 +126,54 @@ def _makes_order(function: Function, name: str) -> bool:
     return any(isinstance(part, ast.Attribute) and dotted(part).startswith("self.") for part in parts)
 
 
+def files(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a data set whose samples are the files of a folder in the order in which the file system gives them."""
+    owner = function.of_class
+    if function.name != "__init__" or owner is None or not context.plain(function.module):
+        return
+    made = context.program.hierarchy(owner)
+    by_number = any("__getitem__" in one.methods for one in made)
+    if not by_number or not any(re.search("Dataset|data", base) for one in made for base in one.bases):
+        return
+    if SORTS.search(ast.unparse(function.node)) or not context.calls_in_component(function.module, SAMPLER):
+        return
+    call = next((c for c in function.calls if LISTS.fullmatch(c.name) or c.last in ("rglob", "iterdir")), None)
+    if call is None or not _is_kept(function, call):
+        return
+    message = (
+        f"`{shown(call.node, 40)}` gives the files in the order of the file system, which differs between the local"
+        " disks of nodes: the number that a sampler gives out is another sample there, so some are read twice or never"
+    )
+    fix = f"write `sorted({shown(call.node, 40)})`"
+    yield Found("DDP642", function.module, call.node, message, fix)
+
+
+def _is_kept(function: Function, call: Call) -> bool:
+    """Tell whether an object keeps the order of a listing: as it is, or what a loop over it adds to a list."""
+    names = {name for name, assigned in function.assignments.items() if any(_has(a.value, call) for a in assigned)}
+    loops = [
+        x for x, _ in function.loops if isinstance(x, ast.For) and (_has(x.iter, call) or names & dotted_names(x.iter))
+    ]
+    adds = (c for c in function.calls if c.last in ("append", "extend") and set(loops) & set(c.place.loops))
+    kept = names | {dotted(c.node.func).rpartition(".")[0] for c in adds}
+    if any(name.startswith("self.") for name in kept):
+        return True
+    values = [a.value for name, assigned in function.assignments.items() if name.startswith("self.") for a in assigned]
+    values += [one for c in function.calls if c.last == "__init__" for one in arguments_of(c.node)]  # of a base
+    return any(_of_order(value) in kept for value in values if value is not None)
+
+
+def _of_order(value: ast.expr) -> str:
+    """Return the variable whose order a value has: the variable itself, or a list of what is in it."""
+    if isinstance(value, ast.ListComp) and len(value.generators) == 1:
+        value = value.generators[0].iter
+    return dotted(value)
+
+
+def _has(node: ast.AST | None, call: Call) -> bool:
+    return node is not None and any(part is call.node for part in ast.walk(node))
+
+
 def _in_data(function: Function) -> bool:
     """Tell whether a function makes a data set: the constructor of one, or a function that is called so."""
     if function.of_class is not None:
@@ -182,4 +232,4 @@ def _of_numbers(node: ast.Call) -> bool:
 
 
 RULES = (orders,)
-OF_RANKS = ()
+OF_RANKS = (files,)  # only where several ranks run the file

@@ -236,7 +236,7 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         if not call.last.lower().endswith("sampler") or not is_sampler(context, function, call):
             continue
         name = variable_of(function, call)
-        loaders = list(_loaders_with(context, function, call))
+        loaders = list(loaders_with(context, function, call))
         training = TRAIN.search(name.rpartition(".")[2]) or any(_says_training(guard) for guard in call.place.guards)
         held_out = _is_held_out(function, call, name, loaders)
         uses = _uses(context, loaders) if not (held_out or training) else set()
@@ -433,7 +433,7 @@ def _is_named_so(function: Function) -> bool:
     return bool(HELD_OUT.search(function.name) or EVALUATES.search(function.name))
 
 
-def _loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[Loader]:
+def loaders_with(context: Context, function: Function, sampler: Call) -> Iterator[Loader]:
     """Yield the loaders that are given a sampler."""
     seen: set[int] = set()
     for where, holds in places_of(context.program, function, sampler.node, facts_of(sampler.place.guards)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .context import Context, Found
 from .everywhere import on_every_rank
-from .module import Call, Class, Function, dotted, is_constant, keyword, names_in, shown, variable_of
+from .module import Call, Class, Function, argument, dotted, is_constant, keyword, names_in, shown, variable_of
 from .ranks import COUNT
 
 # Where parts are made equal, or never end, or the ranks may end at different steps.
@@ -18,6 +18,7 @@ EQUAL = re.compile(
 JOINS = re.compile(r"\bJoin\(|\.join\(\)|monitored_barrier|\bwith\b[^\n]*\bjoin\b")
 OTHER = re.compile(r"eval|test|valid|infer|generat|sampl|metric|predict|search|worker|visual|partition", re.IGNORECASE)
 TENSORS = re.compile(r"param|weight|bias|grad|layer|module|batch|indices|col", re.IGNORECASE)
+STREAM = re.compile(r"streaming=True|split_dataset_by_node\(|to_iterable_dataset\(")
 APART = re.compile(r"group|optim|kernel|model_parallel", re.IGNORECASE)
 
 
@@ -40,6 +41,41 @@ def unequal_parts(context: Context, function: Function) -> Iterator[Found]:
     )
     fix = "cut what is shared out to a multiple of the number of ranks, or leave it to a DistributedSampler"
     yield Found("DDP641", function.module, node, message, fix)
+
+
+def shared_twice(context: Context, function: Function) -> Iterator[Found]:
+    """Yield a stream of `datasets`, which shares itself out over the workers of a loader, and is shared out again."""
+    owner = function.of_class
+    if (
+        function.name != "__iter__"
+        or owner is None
+        or not any(base.endswith("IterableDataset") for base in owner.bases)
+    ):
+        return
+    made = owner.methods.get("__init__")
+    if made is None or not context.plain(function.module):
+        return
+    for call in function.calls:
+        name = dotted(call.node.args[0]) if call.last == "islice" and len(call.node.args) > 3 else ""
+        if not name.startswith("self.") or not any("worker" in ast.unparse(arg) for arg in call.node.args[1:]):
+            continue
+        given = {dotted(a.value) for a in made.assignments.get(name, ()) if a.value is not None} & set(made.parameters)
+        if not any(_is_stream(context, site, made, one) for one in given for site in context.program.sites[id(made)]):
+            continue
+        message = (
+            f"`{name}` is a stream of datasets, which gives each worker of a loader a part of its own; of that part"
+            f" `{shown(call.node, 40)}` takes every n-th: with n workers, n - 1 of n samples are read by nobody"
+        )
+        fix = f"write `iter({name})`: datasets looks for the worker itself"
+        yield Found("DDP224", function.module, call.node, message, fix)
+
+
+def _is_stream(context: Context, site: Call, made: Function, name: str) -> bool:
+    """Tell whether a call gives a stream of `datasets` for a parameter."""
+    value = argument(site, made, name)
+    values = [a.value for a in context.program.assigned(site.function, dotted(value))] if value is not None else []
+    texts = [ast.unparse(one) for one in (value, *values) if one is not None]
+    return any(STREAM.search(text) for text in texts)
 
 
 def _shared_out(context: Context, function: Function) -> ast.expr | None:
@@ -121,4 +157,4 @@ def _values(node: ast.Call) -> list[ast.expr]:
 
 
 RULES = ()
-OF_RANKS = (unequal_parts, whole_caches)  # only where several ranks run the file
+OF_RANKS = (unequal_parts, shared_twice, whole_caches)  # only where several ranks run the file

@@ -135,10 +135,11 @@ def files(context: Context, function: Function) -> Iterator[Found]:
     by_number = any("__getitem__" in one.methods for one in made)
     if not by_number or not any(re.search("Dataset|data", base) for one in made for base in one.bases):
         return
-    if SORTS.search(ast.unparse(function.node)) or not context.calls_in_component(function.module, SAMPLER):
+    if not context.calls_in_component(function.module, SAMPLER):
         return
-    call = next((c for c in function.calls if LISTS.fullmatch(c.name) or c.last in ("rglob", "iterdir")), None)
-    if call is None or not _is_kept(function, call):
+    listed = [c for c in function.calls if LISTS.fullmatch(c.name) or c.last in ("rglob", "iterdir")]
+    call = next((c for c in listed if _is_kept(function, c)), None)
+    if call is None:
         return
     message = (
         f"`{shown(call.node, 40)}` gives the files in the order of the file system, which differs between the local"
@@ -156,6 +157,9 @@ def _is_kept(function: Function, call: Call) -> bool:
     ]
     adds = (c for c in function.calls if c.last in ("append", "extend") and set(loops) & set(c.place.loops))
     kept = names | {dotted(c.node.func).rpartition(".")[0] for c in adds}
+    sorts = [c.node for c in function.calls if SORTS.search(dotted(c.node.func))]
+    if any(_has(one, call) or kept & dotted_names(one) for one in sorts):
+        return False
     if any(name.startswith("self.") for name in kept):
         return True
     values = [a.value for name, assigned in function.assignments.items() if name.startswith("self.") for a in assigned]

@@ -151,6 +151,9 @@ def files(context: Context, function: Function) -> Iterator[Found]:
 
 def _is_kept(function: Function, call: Call) -> bool:
     """Tell whether an object keeps the order of a listing: as it is, or what a loop over it adds to a list."""
+    unordered = [c.node for c in function.calls if c.last in ("set", "frozenset", "len")]
+    if any(_has(one, call) for one in unordered):
+        return False
     names = {name for name, assigned in function.assignments.items() if any(_has(a.value, call) for a in assigned)}
     loops = [
         x for x, _ in function.loops if isinstance(x, ast.For) and (_has(x.iter, call) or names & dotted_names(x.iter))

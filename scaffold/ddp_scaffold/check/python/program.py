@@ -166,7 +166,7 @@ class Program:
                 continue
             root = candidate[: len(candidate) - len(parts)]
             above = folder[: len(root)] == root
-            own = parts[0] == "datasets" and len(parts) > 1  # a folder that many have, and no file of the package
+            own = parts[0] == "datasets" and (len(parts) > 1 or self._has_own(module, parts[0]))
             if (parts[0] in FOREIGN and root != folder and not own) or not (
                 above or root[-1:] in SOURCES or root in self.added
             ):
@@ -176,6 +176,11 @@ class Program:
             if best is None or depth > best[0]:
                 best = (depth, found)
         return best[1] if best else None
+
+    def _has_own(self, module: Module, package: str) -> bool:
+        """Tell whether a file imports one of these files out of a package, which many have and a library too."""
+        named = [name for written, name in module.relative.values() if written == package]
+        return any((package, name) == found[-2:] for name in named for found, _ in self.by_last.get(name, ()))
 
     def _is_in_package(self, module: Module) -> bool:
         """Tell whether a file is one of a package: it imports a neighbour by dots."""

@@ -364,7 +364,12 @@ def _bounds_loss(context: Context, function: Function, test: ast.expr, loop: ast
 
 
 def _goes_back_from(call: Call, name: str) -> bool:
-    """Tell whether a call is the backward pass of a variable: `loss.backward()`, `scaler.scale(loss).backward()`."""
+    """Tell whether a call is the backward pass of a variable: `loss.backward()`, `scaler.scale(loss).backward()`.
+
+    A helper that goes backward is given more than a loss: there the name has to tell.
+    """
+    if call.last != "backward" and "loss" not in name.lower():
+        return False
     return name in {dotted(part) for part in ast.walk(call.node) if isinstance(part, (ast.Name, ast.Attribute))}
 
 
@@ -387,8 +392,7 @@ def _of_batch(function: Function, loop: ast.For | ast.AsyncFor) -> set[str]:
     """Return the names that hold this rank's batch in a loop over a loader; the index of enumerate is none."""
     source = loop.iter
     target: ast.expr = loop.target
-    if isinstance(source, ast.Call) and last_of(source) == "enumerate" and source.args:
-        source = source.args[0]
+    if isinstance(source, ast.Call) and last_of(source) in ("enumerate", "log_every") and source.args:
         target = target.elts[-1] if isinstance(target, ast.Tuple) else target
     if not any(word in ast.unparse(source).lower() for word in ("loader", "dataset", "batches")):
         return set()

@@ -168,7 +168,9 @@ def _is_of_one_process(guard: Guard) -> bool:
         test, holds = test.operand, not holds
     if isinstance(test, ast.Compare) and is_constant(test.comparators[0], False):
         test, holds = test.left, not holds
-    several = re.search(r"distribut|parallel|multi_?(?:gpu|node|proc)|\bddp\b|initialized", ast.unparse(test), re.I)
+    several = re.search(
+        r"dist(?:ribut|_|\b)|parallel|multi_?(?:gpu|node|proc)|\bddp\b|initialized", ast.unparse(test), re.I
+    )
     return not holds and not guard.early and several is not None and not isinstance(test, ast.BoolOp)
 
 

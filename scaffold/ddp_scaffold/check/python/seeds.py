@@ -12,6 +12,7 @@ from .module import (
     Call,
     Class,
     Function,
+    Guard,
     Module,
     arguments_of,
     default_of,
@@ -66,6 +67,8 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
     seeds = [c for c in function.calls if c.order < spawn.order and _seeds_torch(context, c)]
     if not seeds or not isinstance(worker, Function) or _seeds_within(context, worker):
         return
+    if any(_is_off(context, function, guard) for guard in seeds[0].place.guards):
+        return
     imported = [c for c in function.module.body.calls if c.last in SEEDS and not _under_main(c)]
     between = [c for c in function.calls if seeds[0].order < c.order < spawn.order]
     if imported or any(_may_draw(context, c) for c in between):
@@ -77,6 +80,15 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
     )
     fix = f"call `{shown(seeds[0].node, 40)}` at the beginning of `{worker.name}`, in each rank"
     yield Found("DDP503", function.module, seeds[0].node, message, fix)
+
+
+def _is_off(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition asks for an option that nobody gives by default: `if args.seed is not None`."""
+    test, given = guard.test, guard.holds
+    if isinstance(test, ast.Compare) and is_constant(test.comparators[0], None):
+        given = given == isinstance(test.ops[0], ast.IsNot)
+        test = test.left
+    return given and is_constant(context.default_of(function.module, test), None)
 
 
 def _seeds_torch(context: Context, call: Call, depth: int = 0) -> bool:

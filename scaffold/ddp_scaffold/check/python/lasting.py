@@ -17,6 +17,7 @@ MODEL = re.compile(
 )
 NO_FORWARD = {"parameters", "named_parameters", "state_dict", "load_state_dict", "eval", "train", "modules", "buffers"}
 DATA = re.compile(r"load|data|batch|test|val|reader|split|image|file|clip|video|sample|query|queries|gallery|episode")
+TRIAL = re.compile(r"(?:is_|_)?debug(?:_mode|ging)?|dry_?run|(?:fast_dev|smoke)_?(?:run|test)", re.IGNORECASE)
 FITS = {"fit", "fit_transform", "fit_predict", "train"}
 FITTED = re.compile(
     r"faiss\.|umap\.|hdbscan\.|sklearn\.(?:cluster|manifold|linear_model|svm|neighbors|mixture|ensemble|decomposition)"
@@ -94,10 +95,17 @@ def head(function: Function, loop: ast.stmt) -> str:
 
 
 def is_cut(loop: ast.stmt) -> bool:
-    """Tell whether a loop ends after one turn or some, by a `break` in it or in an `if` of it."""
+    """Tell whether a loop ends after one turn or some, by a `break` in it, or in an `if` that is not for a trial."""
     body = getattr(loop, "body", ())
-    inner = [part for statement in body if isinstance(statement, ast.If) for part in statement.body]
+    tests = [s for s in body if isinstance(s, ast.If) and not is_for_trial(s.test)]
+    inner = [part for test in tests for part in test.body]
     return any(isinstance(statement, ast.Break) for statement in (*body, *inner))
+
+
+def is_for_trial(test: ast.expr) -> bool:
+    """Tell whether a condition is one of a trial of the program: `if args.debug and step > 5`."""
+    needed = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    return any(TRIAL.fullmatch(dotted(one).rpartition(".")[2]) for one in needed)
 
 
 def loops_on(function: Function) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from .context import Context, Found
 from .everywhere import on_every_rank
 from .flow import Held
+from .lasting import is_for_trial
 from .module import Assignment, Exit, Function, Place, dotted, is_constant, keyword, names_in, shown, variable_of
 from .samplers import (
     EVALUATES,
@@ -90,6 +91,8 @@ def _evaluated_on(context: Context, function: Function, holds: Held) -> bool:
 def _cuts(leave: Exit) -> bool:
     """Tell whether a loop is left after some turns: not where its own number of steps is reached."""
     tests = [guard.test for guard in leave.place.guards[-1:]]
+    if any(map(is_for_trial, tests)):
+        return False
     return not any(
         isinstance(test, ast.Compare) and re.search(r"step|len\(|num|total", ast.unparse(test.comparators[0]))
         for test in tests

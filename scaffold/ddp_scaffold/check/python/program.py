@@ -50,6 +50,7 @@ class Program:
                 for name, method in found.methods.items():
                     self.methods[name].append(method)
         self.added = {name for module in self.modules for name in _added_to_path(module)}
+        self.own_name = self._name_of_all()
         self._imported: dict[tuple[int, str], Module | None] = {}
         self._called: dict[int, Function | None] = {}
         self._runs: dict[int, Function | None] = {}
@@ -158,6 +159,8 @@ class Program:
             base = folder[: len(folder) - level + 1]
             wanted = (*base, *parts)
             return next((m for p, m in self.by_last.get(wanted[-1] if wanted else "", ()) if p == wanted), None)
+        if len(parts) > 1 and parts[0] == self.own_name:
+            return next((m for p, m in self.by_last.get(parts[-1], ()) if p == parts[1:]), None)
         if not parts:
             return None
         best: tuple[int, Module] | None = None
@@ -176,6 +179,22 @@ class Program:
             if best is None or depth > best[0]:
                 best = (depth, found)
         return best[1] if best else None
+
+    def _name_of_all(self) -> str:
+        """Return the name under which these files import each other where their folder is itself a package, or "".
+
+        That name stands in no path of theirs; it is the one of which several files are imported, and all are here.
+        """
+        wanted: dict[str, set[str]] = defaultdict(set)
+        for module in self.modules:
+            for written in (*(written for written, _ in module.relative.values()), *module.stars):
+                first, _, rest = written.partition(".")
+                if first and first not in FOREIGN:
+                    wanted[first].add(rest)
+        tops = {parts[0] for found in self.by_last.values() for parts, _ in found}
+        here = {".".join(parts) for found in self.by_last.values() for parts, _ in found}
+        names = (first for first, files in wanted.items() if first not in tops and len(files) > 2 and files <= here)
+        return next(names, "")
 
     def _has_own(self, module: Module, package: str) -> bool:
         """Tell whether a file imports one of these files out of a package, which many have and a library too."""

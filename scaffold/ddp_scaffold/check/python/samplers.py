@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .context import Context, Found, wraps_ddp
+from .context import Context, Found, part_of_try, wraps_ddp
 from .effects import is_generator
 from .facts import Fact, contradict, entering, facts_of
 from .flow import Held, places_of, places_of_name
@@ -502,7 +502,15 @@ def _epochs(module: Module) -> bool:
         )
         for function in module.functions
         for loop, place in function.loops
-    )
+    ) or any(_begins_again(function) for function in module.functions)
+
+
+def _begins_again(function: Function) -> bool:
+    """Tell whether a loop over steps asks for the next batch, and begins with the loader anew when it has no more."""
+    given = {dotted(c.node.args[0]) for c in function.calls if c.last == "next" and c.place.loops and c.node.args}
+    anew = [a for name in given for a in function.assignments.get(name, ()) if part_of_try(a.place) == "except"]
+    values = [a.value for a in anew if isinstance(a.value, ast.Call) and a.place.loops]
+    return any(dotted(value.func) == "iter" and "load" in ast.unparse(value) for value in values)
 
 
 def _endless(loop: ast.For, place: Place) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .module import Assignment, Call, Function, argument, dotted, last_of
@@ -295,6 +295,10 @@ class Tensors:
         last = max(before, key=lambda a: a.order, default=None)
         if last is None or last.value is None:
             return False
+        around = _loop_behind(last, line, function.assignments[name])
+        again = [a for a in function.assignments[name] if around is not None and around in a.place.loops]
+        if again and all(a.value is not None and self.holds(function, a.value, names, surely=True) for a in again):
+            return False  # a number in the first turn of the loop alone
         return not self.holds(function, last.value, names | self.held(function).may)
 
     def given(self, call: Call, target: Function, held: Held) -> Held:
@@ -323,6 +327,12 @@ class Tensors:
         if id(function) not in self._calls:
             self._calls[id(function)] = {id(call.node): call for call in function.calls}
         return self._calls[id(function)].get(id(node))
+
+
+def _loop_behind(assignment: Assignment, line: int, others: Iterable[Assignment]) -> ast.stmt | None:
+    """Return the loop around a line that begins behind an assignment, where others of the same name stand in it."""
+    loops = [loop for other in others for loop in other.place.loops if loop not in assignment.place.loops]
+    return next((loop for loop in loops if loop.lineno <= line <= (loop.end_lineno or 0)), None)
 
 
 def is_step_of_scaler(call: Call) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .effects import DDP
+from .effects import DDP, without_gradients
 from .lasting import MODEL, NO_FORWARD, evaluates, heavy, is_cut, loops_on
 from .module import Call, Function, Guard, dotted, shown
 
@@ -182,7 +182,9 @@ def _over_data(function: Function, loop: ast.For) -> bool:
     return any(
         loop in call.place.loops and any(MODEL.fullmatch(part) for part in dotted(call.node.func).split("."))
         for call in function.calls
-        if "." not in dotted(call.node.func) or call.last in ("forward", "generate", "sample")
+        if "." not in dotted(call.node.func)
+        or call.last in ("forward", "generate", "sample")
+        or ((call.last == "module" or MODEL.fullmatch(call.last)) and without_gradients(call))
     )
 
 

@@ -75,7 +75,8 @@ class Ranks:
         found = self.who(function, guard.test)
         if isinstance(guard.test, ast.BoolOp) and found is not None:
             rest = [v for v in guard.test.values if self.who(function, v) is None]
-            if all(self._is_alone(function, value, False) for value in rest):  # they hold wherever several ranks are
+            only = len(guard.test.values) - len(rest) == 1 and rest  # the others hold wherever several ranks are
+            if only and all(self._is_alone(function, value, False) for value in rest):
                 return INVERSE[found]
             return None if any(ALONE.search(ast.unparse(value).lower()) for value in rest) else "some"
         return INVERSE[found] if found else None

@@ -113,22 +113,25 @@ def loops_on(function: Function) -> bool:
     return any(not is_cut(loop) for loop, _ in function.loops)
 
 
-def heavy(context: Context, call: Call, outer: tuple[ast.stmt, ...] = (), depth: int = 0) -> str | None:
-    """Return what a call does that takes minutes, in words, or None; it may be one turn of loops but the outer ones."""
+def heavy(context: Context, call: Call, outer: tuple[ast.stmt, ...] = (), depth: int = 0, reach: int = 1) -> str | None:
+    """Return what a call does that takes minutes, in words, or None; it may be one turn of loops but the outer ones.
+
+    `reach` is how many functions down that may be.
+    """
     if (found := _itself(context, call, outer, depth)) is not None:
         return found
     target = context.program.called(call)
-    if target is None or depth > 1 or target is call.function:
+    if target is None or depth > reach or target is call.function:
         return None
     if (
-        not depth
+        depth < reach
         and PREPARES.search(call.last)
         and not any(context.effects.of(c) for c in target.calls)
         and loops_on(target)
     ):
         return f"`{call.last}`"
     inside = (c for c in target.calls if not _is_left_out(context, call, target, c))
-    inner = next((found for c in inside if (found := heavy(context, c, (), depth + 1)) is not None), None)
+    inner = next((found for c in inside if (found := heavy(context, c, (), depth + 1, reach)) is not None), None)
     return f"{inner} (in `{target.name}`)" if inner is not None and depth == 0 else inner
 
 

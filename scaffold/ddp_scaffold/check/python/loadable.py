@@ -225,7 +225,8 @@ def _object(context: Context, function: Function, node: ast.expr) -> Refused | N
         return None
     for value in values:
         if isinstance(value.node, ast.Call) and (found := _made(context, value, value.node)) is not None:
-            return found
+            # A dict that is a defaultdict in one branch alone is often not saved there.
+            return found if found.what != OBJECTS["collections.defaultdict"][0] or len(values) == 1 else None
         if isinstance(value.node, ast.Name) and (made := _annotated(context, value.function, value.node.id)):
             return _of_class(made)
     return None

@@ -17,6 +17,7 @@ from .samplers import (
     SEVERAL,
     TRAIN,
     Loader,
+    entry_of,
     goes_backward,
     loader_comes_to,
     loaders_with,
@@ -26,6 +27,8 @@ from .samplers import (
 
 MEASURED = re.compile(r"(?:.*_)?(?:loss|acc|accuracy|metric|score|error|err|ppl|iou|miou|psnr|mae|rmse|auc)\d?(?:_.*)?")
 BEST = re.compile(r"(?:.*_)?(?:best|lowest|highest)(?:_.*)?|(?:min|max)_(?:.*_)?(?:loss|acc|score|error|metric).*")
+# What a sampler leaves out is evaluated apart: `range(len(loader.sampler) * world_size, len(loader.dataset))`.
+REST = re.compile(r"len\([\w.]*sampler\)\s*\*|\*\s*len\([\w.]*sampler\)")
 ADDS = {"append", "extend", "update", "add", "add_batch", "accumulate", "log", "put"}
 
 
@@ -42,7 +45,9 @@ def dropped(context: Context, function: Function) -> Iterator[Found]:
         if keyword(call.node, "sampler") is None or context.ranks.alone(function, call.place.guards):
             continue
         name = variable_of(function, call)
-        if TRAIN.search(name.rpartition(".")[2]) or not loader_comes_to(context, Loader(function, call), _evaluated_on):
+        if TRAIN.search(name.rpartition(".")[2]) or TRAIN.search(entry_of(function, call)):
+            continue
+        if not loader_comes_to(context, Loader(function, call), _evaluated_on):
             continue
         message = (
             f"drop_last leaves up to a batch less one of the validation samples out on each rank{_of(name)}: the metric"
@@ -63,6 +68,8 @@ def dropped_by_sampler(context: Context, function: Function) -> Iterator[Found]:
         if not HELD_OUT.search(name.rpartition(".")[2]) or context.ranks.alone(function, call.place.guards):
             continue
         loaders = loaders_with(context, function, call)
+        if REST.search(function.module.file.text):
+            continue
         if not any(loader_comes_to(context, loader, _evaluated_on) for loader in loaders):
             continue
         message = (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .context import Context, Found
-from .module import Call, Function, arguments_of, dotted, dotted_names, keyword, names_in, shown
+from .module import Call, Class, Function, arguments_of, dotted, dotted_names, is_constant, keyword, names_in, shown
 from .samplers import SAMPLER
 from .seeds import SEEDS
 
@@ -132,13 +132,13 @@ def files(context: Context, function: Function) -> Iterator[Found]:
     if function.name != "__init__" or owner is None or not context.plain(function.module):
         return
     made = context.program.hierarchy(owner)
-    by_number = any("__getitem__" in one.methods for one in made)
+    by_number = any("__getitem__" in one.methods and not _gives_nothing(one.methods["__getitem__"]) for one in made)
     if not by_number or not any(re.search("Dataset|data", base) for one in made for base in one.bases):
         return
     if not context.calls_in_component(function.module, SAMPLER):
         return
     listed = [c for c in function.calls if LISTS.fullmatch(c.name) or c.last in ("rglob", "iterdir")]
-    call = next((c for c in listed if _is_kept(function, c)), None)
+    call = next((c for c in listed if _is_kept(function, c) and not _is_drawn(function, owner, c)), None)
     if call is None:
         return
     message = (
@@ -147,6 +147,41 @@ def files(context: Context, function: Function) -> Iterator[Found]:
     )
     fix = f"write `sorted({shown(call.node, 40)})`"
     yield Found("DDP642", function.module, call.node, message, fix)
+
+
+def _gives_nothing(function: Function) -> bool:
+    """Tell whether a method does nothing but to return None or to raise: who has the object asks another one."""
+    body = getattr(function.node, "body", [])
+    kinds = (ast.Raise, ast.Pass, ast.Expr)
+    return all(
+        isinstance(one, kinds) or (isinstance(one, ast.Return) and (one.value is None or is_constant(one.value, None)))
+        for one in body
+    )
+
+
+def _is_drawn(function: Function, owner: Class, call: Call) -> bool:
+    """Tell whether files are only drawn from at random, whatever number the sampler gives out: `random.choice(...)`."""
+    names = {name for name, assigned in function.assignments.items() if any(_has(a.value, call) for a in assigned)}
+    names = {name for name in names if name.startswith("self.")}
+    uses = [p for p in ast.walk(owner.node) if isinstance(p, ast.Attribute) and isinstance(p.ctx, ast.Load)]
+    uses = [part for part in uses if dotted(part) in names]
+    draws = [part for part in ast.walk(owner.node) if isinstance(part, (ast.Call, ast.Subscript)) and _draws(part)]
+    inside = {id(part) for one in draws for part in ast.walk(one)}
+    drawn = [part for part in uses if id(part) in inside]
+    counted = [
+        p for one in ast.walk(owner.node) if isinstance(one, ast.Call) and dotted(one.func) == "len" for p in one.args
+    ]
+    return bool(drawn) and all(part in drawn or part in counted for part in uses)
+
+
+def _draws(node: ast.Call | ast.Subscript) -> bool:
+    """Tell whether an expression is `random.choice(...)`, or an element at a random place."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in ("random.choice", "random.sample", "np.random.choice", "numpy.random.choice")
+    calls = (part for part in ast.walk(node.slice) if isinstance(part, ast.Call))
+    return any(
+        re.match(r"(?:random|np\.random|numpy\.random|torch)\.(?:rand|choice)", dotted(one.func)) for one in calls
+    )
 
 
 def _is_kept(function: Function, call: Call) -> bool:

@@ -99,6 +99,8 @@ def _goes_on_from(context: Context, function: Function) -> _Start | None:
 
 def _counter_in(function: Function) -> ast.AST | None:
     """Return where a function sets a counter from a checkpoint: `start_epoch = state["epoch"] + 1`."""
+    if function.name == "step":
+        return None  # of an optimizer, whose own state has a step for each parameter
     for name, found in function.assignments.items():
         counter = COUNTER.fullmatch(name.rpartition(".")[2]) is not None
         if not counter and not COUNTED.search(name):

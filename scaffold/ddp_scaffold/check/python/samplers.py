@@ -19,6 +19,7 @@ from .module import (
     Module,
     Place,
     argument,
+    arguments_of,
     default_of,
     dotted,
     is_constant,
@@ -202,7 +203,12 @@ def reduces(context: Context, function: Function, depth: int = 0) -> bool:
         target = context.program.called(call)
         if target is not None and depth < 4 and reduces(context, target, depth + 1):
             return True
-    return False
+    # A function that is given or chosen: `mean = mean_of_ranks if several else mean_of_one`.
+    values = [a.value for found in function.assignments.values() for a in found if a.value is not None]
+    values = [*values, *(one for call in function.calls for one in arguments_of(call.node))]
+    sides = [side for value in values if isinstance(value, ast.IfExp) for side in (value.body, value.orelse)]
+    meant = [context.program.lookup(function.module, dotted(side)) for side in sides if dotted(side)]
+    return depth < 4 and any(isinstance(one, Function) and reduces(context, one, depth + 1) for one in meant)
 
 
 def shares_itself(context: Context, function: Function, call: Call) -> bool:
@@ -238,6 +244,8 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
         name = variable_of(function, call)
         loaders = list(loaders_with(context, function, call))
         training = TRAIN.search(name.rpartition(".")[2]) or any(_says_training(guard) for guard in call.place.guards)
+        entries = [entry_of(loader.function, loader.call) for loader in loaders]
+        training = training or (bool(entries) and all(TRAIN.search(entry) for entry in entries))
         held_out = _is_held_out(function, call, name, loaders)
         uses = _uses(context, loaders) if not (held_out or training) else set()
         if held_out or "evaluated" in uses:
@@ -249,6 +257,15 @@ def samplers(context: Context, function: Function) -> Iterator[Found]:
             message = f"nothing calls set_epoch on {named}, so every epoch has the same order on every rank"
             fix = f"call `{name or 'loader.sampler'}.set_epoch(epoch)` at the beginning of each epoch"
             yield Found("DDP202", function.module, call.node, message, fix)
+
+
+def entry_of(function: Function, call: Call) -> str:
+    """Return the key of a dict under which a call stands: `{"train": wrap(DataLoader(rows))}`."""
+    for part in ast.walk(function.node):
+        for key, value in zip(part.keys, part.values, strict=True) if isinstance(part, ast.Dict) else ():
+            if isinstance(key, ast.Constant) and any(one is call.node for one in ast.walk(value)):
+                return str(key.value)
+    return ""
 
 
 def _says_training(guard: Guard) -> bool:
@@ -288,7 +305,7 @@ def _of_validation(
     context: Context, function: Function, call: Call, name: str, loaders: Sequence[Loader]
 ) -> Iterator[Found]:
     """Yield a sampler of validation whose repeated samples are counted, or whose parts nothing takes together."""
-    if context.ranks.alone(function, call.place.guards) or _warns(function):
+    if context.ranks.alone(function, call.place.guards) or _warns(function) or _may_be_of_one(context, function, call):
         return
     whole = [loader for loader in loaders if not _leaves_out(loader.call)]
     if any(loader_comes_to(context, loader, _reduced_on) for loader in whole):
@@ -296,6 +313,25 @@ def _of_validation(
             yield _padded(function, call, f"`{name}`" if name else "the sampler")
     elif any(loader_comes_to(context, loader, _measured_alone) for loader in loaders):
         yield _of_one_part(function, call, name)
+
+
+def _may_be_of_one(context: Context, function: Function, call: Call) -> bool:
+    """Tell whether a sampler's callers tell how many share the samples, and one says: one alone."""
+    given = keyword(call.node, "num_replicas") or (call.node.args[1] if len(call.node.args) > 1 else None)
+    return given is not None and _is_given_one(context, function, dotted(given), 0)
+
+
+def _is_given_one(context: Context, function: Function, name: str, depth: int) -> bool:
+    """Tell whether a call of a function gives the number 1 for a parameter, itself or from above."""
+    if name not in function.parameters or depth > 2:
+        return False
+    for site in context.program.sites.get(id(function), ()):
+        value = argument(site, function, name)
+        if is_constant(value, 1) or (
+            value is not None and _is_given_one(context, site.function, dotted(value), depth + 1)
+        ):
+            return True
+    return False
 
 
 def _leaves_out(loader: Call) -> bool:

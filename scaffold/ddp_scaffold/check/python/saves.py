@@ -345,6 +345,8 @@ def guesses(context: Context, function: Function) -> Iterator[Found]:
         )
         if load is None or any(c.last == "backward" for c in inner) or "pretrain" in function.name:
             continue
+        if load.last == "load_state_dict" and re.search("scaler|amp", dotted(load.node.func).lower()):
+            continue  # the scale of the loss finds itself again
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
             nodes = [n for statement in handler.body for n in walk_body(statement)]

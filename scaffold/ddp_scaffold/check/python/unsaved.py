@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from .checkpoints import repeats
 from .context import Context, Found
@@ -65,13 +66,18 @@ def _is_last_epoch(loop: ast.For, call: Call) -> bool:
     """Tell whether a call stands under `epoch == epochs - 1`."""
     counter = dotted(loop.target)
     held = (g.test for g in call.place.guards if g.holds)
-    for test in (part for one in held for part in (one.values if isinstance(one, ast.BoolOp) else [one])):
+    for test in (part for one in held for part in (one.values if _all_of(one) else [one])):
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
             sides = (test.left, test.comparators[0])
             other = next((side for side in sides if counter not in {dotted(part) for part in ast.walk(side)}), None)
             if other is not None and counter in names_in(test) and re.search("epoch", ast.unparse(other), re.I):
                 return not any(isinstance(part, ast.Mod) for part in ast.walk(test))
     return False
+
+
+def _all_of(test: ast.expr) -> TypeGuard[ast.BoolOp]:
+    """Tell whether a condition holds only where all of its parts do: `epoch % 10 == 0 or ...` holds in others, too."""
+    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
 
 
 def _may_save(context: Context, call: Call, depth: int) -> bool:

@@ -278,7 +278,8 @@ def first_rank_first(context: Context, function: Function) -> Iterator[Found]:
         return
     for call in function.calls:
         before = barriers_around(context, call)
-        work = heavy(context, call, call.place.loops) if before is not None else None
+        # The two barriers say themselves that something takes long: so it may stand further down.
+        work = heavy(context, call, call.place.loops, reach=3) if before is not None else None
         if before is None or (work is None and not CACHES.search(call.last)):
             continue
         line = function.module.position(before.node.lineno)[1]

@@ -239,7 +239,9 @@ def _is_of_all(context: Context, site: Call, sites: Sequence[Call]) -> bool:
     found = context.ranks.partial(site)
     test = found[0].test if found is not None else None
     if found is not None and not any(
-        guard.test is test and guard.holds is not found[0].holds for one in sites for guard in one.place.guards
+        guard.test is test and guard.holds is not found[0].holds and not guard.early
+        for one in sites
+        for guard in one.place.guards
     ):
         return False
     return undecided_by_rank(context, site, apart_from=test)

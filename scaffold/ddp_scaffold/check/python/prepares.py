@@ -111,6 +111,8 @@ def _absent(context: Context, function: Function, test: ast.expr, holds: bool, d
         halves = [value for value in test.values if sure or not isinstance(value, ast.BoolOp)]
         parts = (_absent(context, function, value, holds, depth) for value in halves)
         return next((part for part in parts if part is not None), None)
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)) and _is_false(test.comparators[0]):
+        return _absent(context, function, test.left, not holds, depth)  # `os.path.exists(path) is False`
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         wanted = ast.NotIn if holds else ast.In
         listed = re.search(r"listdir\(|glob\(|iterdir\(", ast.unparse(test.comparators[0]))
@@ -122,6 +124,10 @@ def _absent(context: Context, function: Function, test: ast.expr, holds: bool, d
         if len(values) == 1 and values[0] is not None:
             return _absent(context, function, values[0], holds, depth + 1)
     return None
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
 
 
 def _looked_for(context: Context, function: Function, test: ast.Call, depth: int) -> ast.expr | None:

@@ -9,6 +9,7 @@ import pytest
 from ddp_scaffold.check.files import SourceFile, kind_of
 from ddp_scaffold.check.python import findings
 from ddp_scaffold.check.run import Selection, check
+from ddp_scaffold.check.shell.files import check_scripts
 
 SET = 'import os, random\nimport torch.distributed as dist\n{}\nos.environ["MASTER_PORT"] = {}\n'
 CALLED = """import os
@@ -107,3 +108,24 @@ def test_a_port_that_two_rules_see_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     found = [one for one in check([tmp_path], Selection()).findings if one.rule == "DDP651"]
     assert [one.line for one in found] == [3]
+
+
+@pytest.mark.parametrize(
+    ("path", "reads", "fixed"),
+    [
+        ("configs/small.py", "Config.fromfile(path)", True),
+        ("configs/small.py", "parse(path)", False),
+        ("tools/small.py", "Config.fromfile(path)", False),
+    ],
+)
+def test_a_port_of_settings_that_are_read_by_their_path(path: str, reads: str, fixed: bool) -> None:
+    train = f"""import torch.distributed as dist
+
+def worker(path):
+    cfg = {reads}
+    dist.init_process_group("nccl", init_method=f"tcp://localhost:{{cfg.port}}")
+"""
+    texts = {"train.py": train, path: "lr = 0.1\nport = 10001\n"}
+    files = [SourceFile(name, text, kind_of(name), name) for name, text in texts.items()]
+    found = [(one.rule, one.file, one.line) for one in check_scripts(files) if one.rule == "DDP651"]
+    assert found == ([("DDP651", path, 2)] if fixed else [])

@@ -53,6 +53,7 @@ LAUNCHED = re.compile(r"--local[_-]rank\b|[\"']LOCAL_RANK[\"']")
 OF_WORKERS = re.compile(r"worker_(?:init|seed)|(?:init|seed)_(?:loader_)?worker")
 HELPER = re.compile(r"seed|determin|reproduc|random|rng|set|fix|init|config|env|prepare|runtime", re.IGNORECASE)
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "set_random_seed", "fix_seed"}
+READS_OPTIONS = re.compile(r"(?:^|_)(?:cfg|args?|opts?|options?)(?:_|$)", re.IGNORECASE)  # they may seed as well
 MAX_DEPTH = 4
 
 
@@ -65,7 +66,10 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
         return  # a launcher may start the ranks instead, and each of them comes to the seed
     worker = context.program.lookup(function.module, dotted(spawn.node.args[0]))
     seeds = [c for c in function.calls if c.order < spawn.order and _seeds_torch(context, c)]
-    if not seeds or not isinstance(worker, Function) or _seeds_within(context, worker):
+    told = seeds[0] if seeds else None
+    if not seeds:
+        seeds, told = _seeded_with_options(context, function, spawn)
+    if not seeds or told is None or not isinstance(worker, Function) or _seeds_within(context, worker):
         return
     if any(_is_off(context, function, guard) for guard in seeds[0].place.guards):
         return
@@ -78,8 +82,25 @@ def before_spawn(context: Context, function: Function) -> Iterator[Found]:
         f"this seeds the process that starts the ranks; those of mp.spawn (line {line}) are new processes that do not"
         f" inherit it, and nothing in `{worker.name}` seeds torch on the CPU: two runs with one seed differ"
     )
-    fix = f"call `{shown(seeds[0].node, 40)}` at the beginning of `{worker.name}`, in each rank"
-    yield Found("DDP503", function.module, seeds[0].node, message, fix)
+    fix = f"call `{shown(told.node, 40)}` at the beginning of `{worker.name}`, in each rank"
+    yield Found("DDP503", told.function.module, told.node, message, fix)
+
+
+def _seeded_with_options(context: Context, function: Function, spawn: Call) -> tuple[list[Call], Call | None]:
+    """Return the call that reads the options and seeds as well, `cfg = get_cfg(args)`, and the call within that seeds.
+
+    Nothing may draw behind it: its own rest is looked at here, what comes between it and the ranks by the caller.
+    """
+    for call in function.calls:
+        target = context.program.called(call) if call.order < spawn.order and READS_OPTIONS.search(call.last) else None
+        inner = next((c for c in target.calls if _seeds_torch(context, c)), None) if target is not None else None
+        if target is None or inner is None:
+            continue
+        if any(_is_off(context, target, guard) for guard in inner.place.guards):
+            continue
+        if not any(_may_draw(context, c) for c in target.calls if c.order > inner.order):
+            return [call], inner
+    return [], None
 
 
 def _is_off(context: Context, function: Function, guard: Guard) -> bool:

@@ -42,6 +42,11 @@ ADDRESS_OF_SETTINGS = re.compile(
     r"\s*[:=]\s*[\"']?(?:tcp://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):)?(\d{4,5})\b",
     re.MULTILINE | re.IGNORECASE,
 )
+# A file of settings in Python, of mmcv and its like, which a program reads by its path, and what it does with a port.
+IN_SETTINGS = re.compile(r"(?:^|/)(?:configs?|cfgs?|settings)/")
+PORT_OF_SETTINGS = re.compile(r"^(?:dist_|master_)?port[ \t]*=[ \t]*(\d{4,5})[ \t]*(?:#.*)?$", re.MULTILINE)
+DEFINES = re.compile(r"^(?:def|class) ", re.MULTILINE)
+MEETS_AT_SETTING = re.compile(r"tcp://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):\{\w+\.(?:dist_|master_)?port\}")
 GROUPS = re.compile(
     r"init_process_group|mp\.spawn|torch\.multiprocessing|multiprocessing\.spawn|tcp://|torch\.distributed"
 )
@@ -112,12 +117,20 @@ def _first_ports(files: Sequence[SourceFile]) -> dict[str, int]:
     A hundred settings that are alike say the same hundred times.
     """
     found: dict[str, list[str]] = {}
+    python = [file for file in files if file.kind == "python"]
+    by_path = any(".fromfile(" in file.text and MEETS_AT_SETTING.search(file.text) for file in python)
     for file in files:
         of_settings = file.kind in ("yaml", "json", "toml") and not TEST.search(file.inside)
-        if of_settings and ADDRESS_OF_SETTINGS.search(file.text):
+        given = of_settings and ADDRESS_OF_SETTINGS.search(file.text)
+        if given or (by_path and _is_settings(file) and PORT_OF_SETTINGS.search(file.text)):
             folder, slash, _ = file.inside.partition("/")
             found.setdefault(folder if slash else "", []).append(file.path)
     return {paths[0]: len(paths) - 1 for paths in found.values()}
+
+
+def _is_settings(file: SourceFile) -> bool:
+    """Tell whether a file of Python is one of settings: it lies among them, and defines nothing."""
+    return file.kind == "python" and IN_SETTINGS.search(file.inside) is not None and not DEFINES.search(file.text)
 
 
 def _releases(text: str) -> Releases:
@@ -238,7 +251,7 @@ def _in_python(file: SourceFile, files: Sequence[SourceFile]) -> Iterator[Findin
 
 def _in_settings(file: SourceFile, others: int) -> Iterator[Finding]:
     """Ports that are written down in the settings of a program, here and in `others`."""
-    for match in ADDRESS_OF_SETTINGS.finditer(file.text):
+    for match in (PORT_OF_SETTINGS if file.kind == "python" else ADDRESS_OF_SETTINGS).finditer(file.text):
         found = _fixed_port(match.group(1), _place_of(file, match.start(1)))
         also = f" ({others} other file{'s' * (others > 1)} of settings beside it: alike.)" if others else ""
         yield replace(found, message=found.message + also)

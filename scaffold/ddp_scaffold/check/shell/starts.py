@@ -412,6 +412,7 @@ def _ports(job: Job) -> Iterator[Finding]:
         if "--standalone" not in launch.options:
             endpoint = launch.options.get("--rdzv-endpoint", "").strip("\"'").rpartition(":")[2]
             given.append(launch.options.get("--master-port", "").strip("\"'") or endpoint)
+            places += _behind_variable(job, given[-1])
         places += [(port, launch.command.line, launch.command.column) for port in given]
     for command in job.script.named("accelerate", "deepspeed"):
         given = list(_given_ports([word.raw for word in command.words]))
@@ -435,6 +436,16 @@ def _ports(job: Job) -> Iterator[Finding]:
                 f"Port {text} is fixed: a second job on the node of rank 0 finds it taken, or joins the wrong job."
             )
             yield finding("DDP651", where, message, f"{fix}.")
+
+
+def _behind_variable(job: Job, text: str) -> list[tuple[str, int, int]]:
+    """Return the port of `--master_port=$port`, where it is written down: the script assigns it once, in any case."""
+    name = re.fullmatch(r"\$\{?(\w+)\}?", text)
+    if name is None or name[1] == "MASTER_PORT":
+        return []
+    assigned = [one for one in job.script.assignments if one.name == name[1]]
+    written = assigned if len(assigned) == 1 and not assigned[0].conditional else []
+    return [(one.literal, one.line, one.column) for one in written if one.literal]
 
 
 def _given_ports(words: Sequence[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from .module import (
     arguments_of,
     dotted,
     dotted_names,
+    is_constant,
     keyword,
     last_of,
     names_in,
@@ -30,6 +31,9 @@ STATE = re.compile(r"optim|epoch|step|iteration|scheduler|scaler", re.IGNORECASE
 PATH = re.compile(r"checkpoint|ckpt|resume|snapshot|save", re.IGNORECASE)  # an option that holds a checkpoint's path
 RESULTS = re.compile(r"(?:^|/)(?:eval|results?|pred)", re.IGNORECASE)  # a folder of what was measured
 NEWEST = re.compile(r"latest|last|ckpt|checkpoint")
+# All files that a pattern finds, with how their names begin; and what takes a part of them.
+FOUND_BY = re.compile(r"\bglob\(.*?[\"'/]((?:best|latest|last|ckpt|checkpoint|model)[\w.-]*)\*[^\"'/]*[\"']")
+IN_ORDER = re.compile(r"sort|\[[^\]]*:[^\]]*\]|\b(?:min|max|len)\(")
 PASSING = re.compile(r"best|final|tmp|temp")  # what no run goes on from
 LOCAL = re.compile(r"local_?rank|\bgpu\b|slurm_localid")
 GLOBAL = re.compile(r"get_rank\(\)|global_rank|world_rank|is_main_process|is_master|\brank == 0|\.rank == 0")
@@ -295,7 +299,7 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
             or PATH.search(path) is not None
             or _is_checkpoint_path(context, function, call.node.args[0])
         )
-        new = link or (save if named else None)
+        new = link or (save if named else None) or _made_like_found(context, call)
         if new is None or _apart(call, new):
             continue
         message = (
@@ -304,6 +308,36 @@ def removed_first(context: Context, function: Function) -> Iterator[Found]:
         )
         fix = "make the new one beside it first, put it in its place with os.replace, and remove the old one then"
         yield Found("DDP307", function.module, call.node, message, fix)
+
+
+def _made_like_found(context: Context, call: Call) -> Call | None:
+    """Return what saves a checkpoint behind a call that removes all those which a pattern finds, `glob("best*")`.
+
+    What removes the oldest of several leaves others: an order, a part or a count of them is no matter of this.
+    """
+    function, node = call.function, call.node.args[0]
+    loops, guards = call.place.loops, call.place.guards
+    loop = loops[-1] if loops else None
+    if isinstance(node, ast.Subscript) and is_constant(node.slice, 0):
+        name = dotted(node.value)
+    elif isinstance(loop, ast.For) and dotted(node) and dotted(loop.target) == dotted(node):
+        name, loops = dotted(loop.iter), loops[:-1]
+    else:
+        return None
+    before = [a.value for a in function.assignments.get(name, ()) if a.order < call.order and a.value is not None]
+    texts = [ast.unparse(value) for value in before]
+    pattern = next((m for text in texts if (m := FOUND_BY.search(text))), None)
+    if pattern is None or any(IN_ORDER.search(text) for text in texts):
+        return None
+    for later in function.calls:
+        own = [guard for guard in guards if guard not in later.place.guards and dotted(guard.test) != name]
+        if later.order < call.order or later.place.loops != loops or own:
+            continue
+        target = context.program.called(later)
+        saves = later.name == "torch.save" or any(c.name == "torch.save" for c in (target.calls if target else ()))
+        if saves and ast.unparse(function.node).count(pattern[1]) > 1:
+            return later
+    return None
 
 
 def _runs_rm(function: Function, call: Call) -> bool:

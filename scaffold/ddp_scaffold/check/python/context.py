@@ -34,6 +34,7 @@ FRAMEWORKS = (
     *("mmengine", "mmcv", "detectron2", "colossalai", "megatron", "fairseq", "ray", "lightning_fabric", "fastai"),
 )
 INIT = "init_process_group"
+MAKES = re.compile(r"DDP|DistributedDataParallel|all_reduce")
 # What is made of a tensor and is none on the GPU.
 HOST = {
     *("item", "cpu", "tolist", "numpy", "size", "len", "dim", "numel", "float", "int", "str", "bool", "shape"),
@@ -382,6 +383,8 @@ def wrapping(module: Module) -> Iterator[Call]:
     """Yield the calls that make a DistributedDataParallel of PyTorch or apex, or of a class that inherits from it,
     and those that average a gradient.
     """
+    if not MAKES.search(module.file.text):
+        return
     heirs = {made.name for made in module.classes.values() if any(DDP.fullmatch(base) for base in made.bases)}
     for function in module.functions:
         for call in function.calls:

@@ -80,7 +80,7 @@ def _own_order(context: Context, function: Function) -> Iterator[Found]:
 
 def _texts_of_set(context: Context, function: Function) -> Iterator[Found]:
     """Yield samples or classes in the order of a set of texts, which each process hashes in another way."""
-    if not (_in_data(function) and any("set" in c.last for c in function.calls) and context.plain(function.module)):
+    if not (context.plain(function.module) and any("set" in c.last for c in function.calls) and _in_data(function)):
         return
     if not context.calls_in_component(function.module, SAMPLER):
         return

@@ -108,8 +108,10 @@ class Ranks:
 
     def _excluded(self, function: Function, guard: Guard, who: Who, guards: Sequence[Guard]) -> bool:
         """Tell whether another condition around a place lets only those ranks through that this one keeps out."""
+        if who == "some" or len(guards) < 2:
+            return False
         names = names_in(guard.test)
-        return who != "some" and any(
+        return any(
             not other.early and self.guard(function, other) == INVERSE[who] and names & names_in(other.test)
             for other in guards
             if other is not guard

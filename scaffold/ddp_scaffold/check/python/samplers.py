@@ -73,6 +73,8 @@ def loaders(context: Context, function: Function) -> Iterator[Found]:
             continue
         if shares_itself(context, function, call) or not _is_of_samples(context, function, call):
             continue
+        if _is_other_choice(function, call):
+            continue
         if not loader_comes_to(context, Loader(function, call), _trained_by_ranks):
             continue
         message = (
@@ -95,6 +97,13 @@ class Loader:
 
 Turns = dict[ast.stmt, tuple[Fact, ...]]
 End = Callable[[Context, Function, Held], bool]
+
+
+def _is_other_choice(function: Function, call: Call) -> bool:
+    """Tell whether a setting chooses between this loader and one with a sampler: whether anybody does is not known."""
+    others = [c for c in function.calls if c.last == "DataLoader" and keyword(c.node, "sampler") is not None]
+    refused = {(id(guard.test), not guard.holds) for other in others for guard in other.place.guards}
+    return any((id(guard.test), guard.holds) in refused for guard in call.place.guards)
 
 
 def comes_to(context: Context, function: Function, name: str, end: End) -> bool:

@@ -267,10 +267,17 @@ def _is_logged(context: Context, call: Call, back: int) -> bool:
     target = context.program.called(call)
     if target is None and call.last != "reduce_tensor":  # of timm
         return False
-    if target is not None and (target.loops or not any(c.name in LOGGED for c in target.calls)):
+    if target is not None and (target.loops or not _makes_one(target)):
         return False
     set_to = [n for n, f in call.function.assignments.items() for a in f if getattr(a.node, "value", None) is call.node]
     return call.order > back or not set(set_to) & names_in(given[0])
+
+
+def _makes_one(function: Function) -> bool:
+    """Tell whether a helper makes one value of those of all ranks: reduces it, or takes the mean of all."""
+    gathers = any(c.name == "torch.distributed.all_gather" for c in function.calls)
+    takes_mean = gathers and any(c.last in ("mean", "sum") for c in function.calls)
+    return takes_mean or any(c.name in LOGGED for c in function.calls)
 
 
 def _is_meter(context: Context, call: Call) -> bool:

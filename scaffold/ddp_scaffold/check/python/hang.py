@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .context import INIT, Context, Found, part_of_try
 from .effects import Effect, walk_body
-from .module import Call, Function, Guard, arguments_of, dotted, is_constant, last_of, names_in, shown
+from .module import Call, Function, Guard, Place, arguments_of, dotted, is_constant, last_of, names_in, shown
 from .program import FOREIGN
 from .ranks import Who
 from .steps import goes_back
@@ -294,17 +294,18 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
     for node, place in function.tries:
         inner = [c for c in function.calls if (node, "body") in c.place.tries]
         step = next((c for c in inner if goes_back(context, c) or _steps(context, inner, c)), None)
+        around = _loop_around(context, function, place, step) if step is not None else None
         if (
             step is None
-            or not place.loops
-            or _only_timed(function, place.loops[-1], step)
-            or (step.last != "backward" and tries_again(node, place.loops[-1]))  # a finding of its own
+            or around is None
+            or _only_timed(*around, step)
+            or (step.last != "backward" and tries_again(node, around[1]))  # a finding of its own
             or any(context.ranks.guard(function, guard) for guard in place.guards)
         ):
             continue
         for handler in node.handlers:
             types = names_in(handler.type) if handler.type is not None else {"Exception"}
-            ends = _ends(handler)
+            ends = _ends(handler, context, function)
             tries_it_again = step.last == "backward" and any(
                 c.last == "backward" and (node, "except") in c.place.tries for c in function.calls
             )
@@ -321,9 +322,26 @@ def swallowed(context: Context, function: Function) -> Iterator[Found]:
             yield Found("DDP106", function.module, handler, message, fix)
 
 
-def _ends(handler: ast.ExceptHandler) -> bool:
+def _loop_around(context: Context, function: Function, place: Place, step: Call) -> tuple[Function, ast.stmt] | None:
+    """Return the loop in which a `try` stands, and its function: also the caller's, of a helper that makes one step."""
+    if place.loops:
+        return function, place.loops[-1]
+    optimizes = any(c.last == "step" and c.order > step.order for c in function.calls)
+    sites = [site for site in context.program.sites.get(id(function), ()) if site.place.loops]
+    back = any(c.last == "backward" and c.place.tries == step.place.tries for c in function.calls)
+    if not back or not optimizes or not sites:
+        return None
+    return sites[0].function, sites[0].place.loops[-1]
+
+
+def _ends(handler: ast.ExceptHandler, context: Context | None = None, function: Function | None = None) -> bool:
     """Tell whether a handler ends the process in a way that the launcher sees: not with the exit code of success."""
-    parts = [part for statement in handler.body for part in walk_body(statement)]
+    body = handler.body
+    if context is not None and function is not None:  # what is done in a program of one process alone is left out
+        tests = {id(s): s for s in body if isinstance(s, ast.If) and not s.orelse}
+        alone = {k for k, s in tests.items() if context.ranks.alone(function, [Guard(s.test, True, s.lineno)])}
+        body = [statement for statement in body if id(statement) not in alone]
+    parts = [part for statement in body for part in walk_body(statement)]
     exits = [part for part in parts if isinstance(part, ast.Call) and last_of(part) in EXITS]
     fails = any(last_of(part) in ("abort", "kill") or not _succeeds(part) for part in exits)
     return fails or any(isinstance(part, ast.Raise) for part in parts)
@@ -410,7 +428,7 @@ def _only_timed(function: Function, loop: ast.stmt, step: Call) -> bool:
     if step.last != "backward":
         return False
     data = isinstance(loop, (ast.For, ast.AsyncFor)) and re.search(
-        r"load|data|batch|train", ast.unparse(loop.iter).lower()
+        r"load|data|batch|train|queue", ast.unparse(loop.iter).lower()
     )
     return not data and not any(c.last in ("step", "zero_grad") and loop in c.place.loops for c in function.calls)
 

@@ -38,6 +38,7 @@ RANK_VARIABLES = {
 ALONE = re.compile(
     r"distribut|initialized|available|world_?size|parallel|multi|ddp|n_?gpu|num_(?:processes|gpus)|debug"
 )
+NO_GPU = re.compile(r"not (?:\w+\.)*(?:use_)?cuda(?:\.is_available\(\))?")  # a program without GPUs has no ranks
 # Names that say whether there are several processes, and how many.
 SEVERAL = re.compile(
     r"(?:is_|use_|do_)?(?:distributed|ddp|multi_?gpu|multi_?node|dist_avail_and_initialized|initialized)"
@@ -210,7 +211,10 @@ class Ranks:
         found = {side for side in sides if side}
         rest = [value for value, side in zip(test.values, sides, strict=True) if side is None]
         if len(found) == 1 and all(
-            ALONE.search(ast.unparse(value).lower()) or self._alone(function, value, True) for value in rest
+            ALONE.search(text := ast.unparse(value).lower())
+            or NO_GPU.fullmatch(text)
+            or self._alone(function, value, True)
+            for value in rest
         ):
             return found.pop()
         return None
@@ -280,6 +284,8 @@ class Ranks:
                 return answer
         if (flag := self._of_flag(function, assigned)) is not None:
             return flag
+        if (flag := self._of_off_flag(function, assigned, depth)) is not None:
+            return flag
         if len(assigned) == 1 and (part := self._of_unpacked(function, assigned[0], name, depth)) is not None:
             return part
         last = name.rpartition(".")[2]
@@ -317,6 +323,16 @@ class Ranks:
         if first.place.guards or who is None or is_constant(second.value, True) == is_constant(first.value, True):
             return None
         return who if is_constant(second.value, True) else INVERSE[who]
+
+    def _of_off_flag(self, function: Function, assigned: Sequence[Assignment], depth: int) -> Who | None:
+        """Return on which ranks a flag is true that is off at first, and that of the rank where there are several."""
+        if len(assigned) != 2:
+            return None
+        first, second = sorted(assigned, key=lambda a: a.order)
+        asks = all(g.holds and NO_GPU.fullmatch(f"not {ast.unparse(g.test).lower()}") for g in second.place.guards)
+        if first.place.guards or not is_constant(first.value, False) or second.value is None or not asks:
+            return None
+        return self.who(function, second.value, depth + 1)
 
     def first_only(self, function: Function, name: str, depth: int = 0) -> bool:
         """Tell whether a variable holds an object on rank 0 and None on the others."""

@@ -173,7 +173,7 @@ _ROWS: tuple[tuple[int, str, str, str], ...] = (
     (
         556,
         "overruled-variable",
-        ("a pair of variables of which one makes the other pointless"),
+        ("a pair of variables or options of which one makes the other pointless"),
         "only one of them counts",
     ),
     (557, "mistyped-variable", "a name that is one letter away from one that is read", "nothing reads it"),

@@ -269,6 +269,12 @@ def _standalone(job: Job, launch: Launch) -> Iterator[Finding]:
         )
         fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
         yield finding("DDP166", _where(job, launch), message, fix)
+        return
+    given = {name: value for name, value in launch.options.items() if not value.strip("\"'").endswith(":0")}
+    pointless = [one for one in ("--master-port", "--master-addr", "--rdzv-endpoint") if one in given]
+    if launch.by_torchrun and "--standalone" in launch.options and pointless:
+        message = f"--standalone takes a free port of localhost: nothing reads {' and '.join(pointless)} beside it."
+        yield finding("DDP556", _where(job, launch), message, "Take out one of the two; better the address or port.")
 
 
 def _node_rank(job: Job, launch: Launch) -> Iterator[Finding]:

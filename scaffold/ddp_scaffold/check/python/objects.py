@@ -126,7 +126,7 @@ class Objects:
             and node.args
         ):
             return self._in_table(function, node.func.value, depth)
-        if isinstance(node, ast.Call) and self.program.is_partial(function, node) and node.args:
+        if isinstance(node, ast.Call) and node.args and self._is_the_same(function, node):
             return self.callables(function, node.args[0], depth + 1)
         name = dotted(node)
         if not name:
@@ -152,6 +152,11 @@ class Objects:
         ]
         known = {id(one): one for part in parts for one in part or ()}
         return list(known.values()) if all(part is not None for part in parts) else None
+
+    def _is_the_same(self, function: Function, node: ast.Call) -> bool:
+        """Tell whether a call makes a function that runs the one it is given: `partial(f, 1)`, `torch.compile(f)`."""
+        compiles = function.module.full_name(node.func) in ("torch.compile", "torch.jit.script")
+        return compiles or self.program.is_partial(function, node)
 
     def _unpacked(self, function: Function, assignment: Assignment, depth: int) -> list[Class | Function] | None:
         """Return the functions that a variable may have of `train, validate = choose(args)`."""

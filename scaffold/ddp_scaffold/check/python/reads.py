@@ -149,14 +149,25 @@ def _cuda_wait(context: Context, call: Call, depth: int) -> Call | None:
         return None
     for target in targets(context, call):
         for inner in target.calls:
-            if inner.place.loops or any(seldom(context, target, guard) or guard.early for guard in inner.place.guards):
+            guards = [guard for guard in inner.place.guards if not _is_of_several(context, target, guard)]
+            if inner.place.loops or any(seldom(context, target, guard) or guard.early for guard in guards):
                 continue
-            unknown = [g for g in inner.place.guards if context.ranks.guard(target, g) is None]
+            unknown = [g for g in guards if context.ranks.guard(target, g) is None]
             if unknown and not all(_asks_for_cuda(guard) for guard in unknown):
                 continue
             if (found := _cuda_wait(context, inner, depth + 1)) is not None:
                 return found
     return None
+
+
+def _is_of_several(context: Context, function: Function, guard: Guard) -> bool:
+    """Tell whether a condition holds wherever there are several ranks: a group, or a model in DDP."""
+    test, holds = guard.test, guard.holds
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    if isinstance(test, ast.Call) and dotted(test.func) == "isinstance" and len(test.args) == 2:
+        return holds and WRAPS.search(ast.unparse(test.args[1])) is not None
+    return context.ranks.alone(function, [Guard(guard.test, not guard.holds, guard.line)])
 
 
 def _asks_for_cuda(guard: Guard) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .checkpoints import paths, repeats, saved
 from .context import Context, Found
-from .module import Assignment, Call, Function, Module, dotted, keyword, names_in, shown
+from .module import Assignment, Call, Function, Module, argument, dotted, is_constant, keyword, names_in, shown
 from .origins import MANY, Value, assignments_of, sources, values_of
 
 OPTIMIZERS = re.compile(r"(?:\w*_)?optim(?:izer)?s?(?:_\w+)?|opt(?:_\w+)?|optim\w*", re.IGNORECASE)
@@ -25,6 +25,7 @@ ADAPTIVE = re.compile(r"\bAdam\w*\(|\bLamb\(|\bRMSprop\(|momentum\s*=", re.IGNOR
 COUNTED = re.compile(r"(?:^|[._])(?:epoch|step|iter)", re.IGNORECASE)
 COUNTED_KEY = re.compile(r"(?:\[|get\()['\"]\w*(?:epoch|step|iter)\w*['\"]", re.IGNORECASE)
 SCHEDULE = re.compile(r"sched", re.IGNORECASE)
+COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 SET_AGAIN = re.compile(
     r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
     r"|sched\w*\.\w*(?:step|epoch|iter)\w*\s*=[^=]"
@@ -351,13 +352,44 @@ def _saves_best(context: Context, call: Call, name: str, update: Assignment) -> 
     last = name.rpartition(".")[2]
     held = {id(g.test) for g in update.place.guards if _compares(call.function, g.test, last)}
     if not held & {id(g.test) for g in call.place.guards}:
-        return False
+        return _saves_where_told(context, call, last, held)
     one = saved(context, call)
     if one is not None:
         return any(path.last for path in paths(context, call, one.path))
     target = context.program.called(call)
     inner = target is not None and any(saved(context, c) is not None for c in target.calls)
     return inner and "best" in ast.unparse(call.node)
+
+
+def _saves_where_told(context: Context, call: Call, last: str, held: set[int]) -> bool:
+    """Tell whether a call is told by a flag that this is the best one, and saves that to a file that stays the same."""
+    target = context.program.called(call)
+    if target is None or not call.place.loops or "save" not in call.last:
+        return False
+    given = {one: argument(call, target, one) for one in target.parameters}
+    flags = {one for one, value in given.items() if value is not None and _is_flag(call.function, value, last, held)}
+    for inner in target.calls if flags else ():
+        one = saved(context, inner)
+        copied = inner.node.args[1] if inner.name in COPIES and len(inner.node.args) > 1 else None
+        path = one.path if one is not None else copied
+        if path is None or not any(g.holds and dotted(g.test) in flags for g in inner.place.guards):
+            continue
+        text = f"{ast.unparse(path)} " + " ".join(one.text for one in paths(context, inner, path))
+        if "best" in text.lower() and not any(COUNTED.search(word) for word in names_in(path)):
+            return True
+    return False
+
+
+def _is_flag(function: Function, value: ast.expr, last: str, held: set[int]) -> bool:
+    """Tell whether a value is the outcome of a comparison with the best: `now > best`, or True under that condition."""
+    if isinstance(value, ast.Compare):
+        return last in names_in(value)
+    for one in function.assignments.get(dotted(value), ()) if dotted(value) else ():
+        if isinstance(one.value, ast.Compare) and last in names_in(one.value):
+            return True
+        if is_constant(one.value, True) and any(g.holds and id(g.test) in held for g in one.place.guards):
+            return True
+    return False
 
 
 def _goes_on_here(context: Context, function: Function, start: _Start, update: Assignment) -> bool:

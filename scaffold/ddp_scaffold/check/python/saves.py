@@ -363,7 +363,7 @@ def _apart(call: Call, other: Call) -> bool:
 
 
 def _is_state(context: Context, function: Function, node: ast.expr) -> bool:
-    """Tell whether what is saved is the state of a training run: an optimizer's state, or that or an epoch in a dict."""
+    """Tell whether what is saved is the state of a training run: of an optimizer, or that or an epoch in a dict."""
     keys = (key for _, key, _ in parts_of(context, function, node))
     if any(isinstance(key, ast.Constant) and STATE.search(str(key.value)) for key in keys):
         return True

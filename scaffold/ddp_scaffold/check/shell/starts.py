@@ -270,7 +270,8 @@ def _standalone(job: Job, launch: Launch) -> Iterator[Finding]:
         fix = f"Use --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, with HOST of the first node."
         yield finding("DDP166", _where(job, launch), message, fix)
         return
-    given = {name: value for name, value in launch.options.items() if not value.strip("\"'").endswith(":0")}
+    said = re.compile(r"\w[\w.:-]*(?<!:0)")  # a value, which is not what --standalone gives itself
+    given = [name for name, value in launch.options.items() if said.fullmatch(value)]
     pointless = [one for one in ("--master-port", "--master-addr", "--rdzv-endpoint") if one in given]
     if launch.by_torchrun and "--standalone" in launch.options and pointless:
         message = f"--standalone takes a free port of localhost: nothing reads {' and '.join(pointless)} beside it."

@@ -27,7 +27,7 @@ COUNTED_KEY = re.compile(r"(?:\[|get\()['\"]\w*(?:epoch|step|iter)\w*['\"]", re.
 SCHEDULE = re.compile(r"sched", re.IGNORECASE)
 COPIES = {"shutil.copyfile", "shutil.copy", "shutil.copy2"}
 SET_AGAIN = re.compile(
-    r"\.last_epoch\s*=|last_epoch\s*=\s*[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
+    r"\.last_epoch\s*=|last_epoch\s*=\s*(?!last_epoch\b)[a-z]|[\"']last_epoch[\"']\s*:|sched\w*\.step\((?!\))"
     r"|sched\w*\.\w*(?:step|epoch|iter)\w*\s*=[^=]"
     r"|range\([^,\n]*(?:start|resume|init|last)[^,\n]*\):\s*\n?\s*\w*\.?\w*sched\w*\.step"
 )
@@ -123,7 +123,21 @@ def _returned_counter(function: Function) -> ast.AST | None:
         value = leaves.node.value if isinstance(leaves.node, ast.Return) else None
         if value is not None and COUNTED_KEY.search(ast.unparse(value)) and FROM_FILE.search(ast.unparse(value)):
             return leaves.node
+        loads = (c for c in function.calls if c.last == "load_state_dict")
+        if value is not None and _is_next(value) and any(OPTIMIZERS.fullmatch(_owner_of(c)) for c in loads):
+            return leaves.node
     return None
+
+
+def _is_next(node: ast.expr) -> bool:
+    """Tell whether a value is the number of the next epoch or step, or has it: `max_epoch + 1`."""
+    return any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Add)
+        and is_constant(part.right, 1)
+        and COUNTED.search(dotted(part.left)) is not None
+        for part in (node.elts if isinstance(node, ast.Tuple) else [node])
+    )
 
 
 def not_loaded(context: Context, function: Function) -> Iterator[Found]:
@@ -275,7 +289,10 @@ def _is_set_again(context: Context, function: Function, call: Call, owner: ast.e
     made = [v.node for v in values_of(context, function, owner) if isinstance(v.node, ast.Call)]
     if all(OF_ITS_RATE.search(dotted(one.func)) for one in made):
         return True
-    return any(keyword(one, "last_epoch") is not None or len(one.args) > 3 for one in made)
+    told = (keyword(one, "last_epoch") for one in made)  # by its own name: what the caller gives, or does not
+    return any(one is not None and dotted(one) != "last_epoch" for one in told) or any(
+        len(one.args) > 3 for one in made
+    )
 
 
 def best_begins_anew(context: Context, function: Function) -> Iterator[Found]:

@@ -207,16 +207,20 @@ def train(loader, optimizer):
     model = build_model("resnet")
     for images in loader:
         loss = model(images)
-        %s
+        loss.backward()
         print(loss.item())
 """
 
 
-@pytest.mark.parametrize(("does", "found"), [("loss.backward()", ["DDP401"]), ("print('shown')", [])])
-def test_a_loop_that_trains_what_another_file_wraps(tmp_path: Path, does: str, found: list[str]) -> None:
-    """The file that wraps neither imports the loop nor makes the group; one that only shows a model is no training."""
+@pytest.mark.parametrize(
+    ("starts", "found"),
+    [("from engine import train\nfrom launch import start\nstart(train)\n", ["DDP401"]), ("", [])],
+    ids=["that somebody starts", "that nobody starts"],
+)
+def test_a_loop_that_trains_what_another_file_wraps(tmp_path: Path, starts: str, found: list[str]) -> None:
+    """The file that wraps neither imports the loop nor makes the group."""
     (tmp_path / "build.py").write_text(BUILDING)
     (tmp_path / "models.py").write_text("MODELS = {}\n")
-    (tmp_path / "engine.py").write_text(CALLING % does)
-    (tmp_path / "main.py").write_text("from engine import train\nfrom launch import start\nstart(train)\n")
+    (tmp_path / "engine.py").write_text(CALLING)
+    (tmp_path / "main.py").write_text(starts)
     assert [one.rule for one in check(tmp_path)] == found

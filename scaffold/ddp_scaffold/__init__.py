@@ -1,3 +1,3 @@
 """ddp-scaffold: generates hardened PyTorch DDP training projects and keeps them up to date."""
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"

@@ -74,7 +74,6 @@ class Context:
         self._joined: dict[int, bool] = {}
         self._backward: dict[int, list[Call]] = {}
         self._to_group: dict[tuple[int, int], bool] = {}
-        self._on_gpu: dict[int, frozenset[str]] = {}
         self._calls: dict[tuple[int, str], list[Call]] = {}
         self._below: dict[int, list[Module]] = {}
 
@@ -290,24 +289,6 @@ class Context:
             return True
         return any(c.name.startswith(DIST) and c.last in CERTAIN for f in module.functions for c in f.calls)
 
-    def on_gpu(self, function: Function) -> frozenset[str]:
-        """Return the variables that hold tensors on the GPU: what a function puts there, and what is made of it."""
-        if id(function) not in self._on_gpu:
-            found = {
-                name
-                for name, assigned in function.assignments.items()
-                if any(a.value is not None and _puts_on_gpu(a.value) for a in assigned)
-            }
-            before = -1
-            while found and before != len(found):
-                before = len(found)
-                for name, assigned in function.assignments.items():
-                    values = [a.value or getattr(a.node, "value", None) for a in assigned]
-                    if name not in found and any(value is not None and carries(value, found) for value in values):
-                        found.add(name)
-            self._on_gpu[id(function)] = frozenset(found)
-        return self._on_gpu[id(function)]
-
     def together(self, function: Function, loop: ast.stmt) -> bool:
         """Tell whether the ranks do something together in a loop: a collective, or the backward pass of DDP."""
         for call in function.calls:
@@ -439,20 +420,6 @@ def _is_new(function: Function, name: str, place: Place, order: int) -> bool:
     )
 
 
-def _puts_on_gpu(value: ast.expr) -> bool:
-    """Tell whether a value is put on the GPU: `x.cuda()`, `x.to(device)`, `{k: v.to(device) for ...}`."""
-    if isinstance(value, ast.DictComp):
-        value = value.value
-    elif isinstance(value, (ast.ListComp, ast.GeneratorExp)):
-        value = value.elt
-    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
-        return isinstance(value, (ast.Tuple, ast.List)) and any(_puts_on_gpu(one) for one in value.elts)
-    if value.func.attr == "cuda":
-        return True
-    target = ast.unparse(value.args[0]) if value.func.attr == "to" and value.args else ""
-    return bool(re.search(r"device|cuda|gpu|rank", target))
-
-
 def carries(node: ast.AST, names: Collection[str]) -> bool:
     """Tell whether an expression is a tensor that is made of one of `names`, and no number or shape of it."""
     if isinstance(node, ast.Name):
@@ -484,10 +451,3 @@ def inside(place: Place, loop: ast.stmt) -> bool:
 def part_of_try(place: Place) -> str:
     """Return except or finally for what stands in such a block, however deep; else an empty text."""
     return next((part for _, part in place.tries if part in ("except", "finally")), "")
-
-
-def each_call(program: Program) -> Iterator[Call]:
-    """Yield every call of all files."""
-    for module in program.modules:
-        for function in module.functions:
-            yield from function.calls

@@ -28,7 +28,6 @@ INIT = "torch.distributed.init_process_group"
 SET_DEVICE = {"torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx"}
 MAX_CALLERS = 4
 LAUNCHERS = re.compile(r"torch\.distributed\.(?:launch|run)\b|torchrun|\bsrun\b")
-MAC_OR_WINDOWS = re.compile(r"\bmps\b|sys\.platform|os\.name\b|platform\.system|[\"']nccl[\"']")  # nccl is for Linux
 
 
 def first_gpu(context: Context, function: Function) -> Iterator[Found]:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from .conditions import KEY, Fact, about_key, contradict, entering, facts_of, leaving, of_key, of_objects
 from .effects import is_generator
-from .facts import KEY, Fact, about_key, contradict, entering, facts_of, leaving, of_key, of_objects
 from .module import Assignment, Call, Class, Function, argument, dotted
 from .program import Program
 
@@ -104,11 +104,6 @@ def places_of(
     """Yield each function in which the value of an expression can be had, with a test of expressions for it."""
     here = Spot(function, "", facts, node)
     yield from _follow(program, [here, *_from_expression(program, function, node, "", facts)])
-
-
-def places_of_name(program: Program, function: Function, name: str) -> Iterator[tuple[Function, Held]]:
-    """Yield each function in which the value of a variable can be had, with a test of expressions for it."""
-    yield from _follow(program, [Spot(function, name)])
 
 
 def _follow(program: Program, begin: list[Spot]) -> Iterator[tuple[Function, Held]]:

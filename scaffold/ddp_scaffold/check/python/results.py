@@ -226,7 +226,6 @@ def _made_anew(function: Function, name: str, order: int) -> bool:
     )
 
 
-STEPPED = re.compile(r"\w*(?:optim|sched)\w*|opt|lr_sched\w*", re.IGNORECASE)
 QUIETED = {"detach", "item", "data", "no_grad", "cpu", "numpy"}
 
 

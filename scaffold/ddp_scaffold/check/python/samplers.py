@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .conditions import Fact, contradict, entering, facts_of
 from .context import Context, Found, part_of_try, wraps_ddp
 from .effects import is_generator
-from .facts import Fact, contradict, entering, facts_of
-from .flow import Held, places_of, places_of_name
+from .flow import Held, places_of
 from .module import (
     Call,
     Class,
@@ -104,11 +104,6 @@ def _is_other_choice(function: Function, call: Call) -> bool:
     others = [c for c in function.calls if c.last == "DataLoader" and keyword(c.node, "sampler") is not None]
     refused = {(id(guard.test), not guard.holds) for other in others for guard in other.place.guards}
     return any((id(guard.test), guard.holds) in refused for guard in call.place.guards)
-
-
-def comes_to(context: Context, function: Function, name: str, end: End) -> bool:
-    """Tell whether what a variable holds comes to an `end`: here, in what it is given to, or where it is returned."""
-    return bool(name) and any(end(context, *place) for place in places_of_name(context.program, function, name))
 
 
 def loader_comes_to(context: Context, loader: Loader, end: End) -> bool:
